@@ -1,0 +1,1 @@
+//! Embedded server, seeding and live writers.

@@ -1,0 +1,1 @@
+//! SlateDB catalog formats and their migration.

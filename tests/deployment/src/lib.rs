@@ -1,0 +1,1 @@
+//! Checks of the deployment against the code.
