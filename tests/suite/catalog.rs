@@ -1,0 +1,1 @@
+//! Catalog migrations through the command and the library.

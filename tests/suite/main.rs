@@ -1,0 +1,6 @@
+//! Suites that cross crates: store contract, steps under faults, kills of real processes.
+//!
+//! Compiled as one integration test of the `metashift-cli` package (`cargo test -p metashift-cli --test suite
+//! --all-features`), so that `env!("CARGO_BIN_EXE_metashift")` is the command, built with crash points.
+
+mod catalog;

@@ -1,1 +1,0 @@
-//! Suites that cross crates; see `tests/`.
