@@ -79,8 +79,7 @@ impl Visitor for Backfill {
 
     async fn prepare(&self, tables: &Tables, page: Page) -> Result<Self::Prepared> {
         let keys = page.items.iter().map(|item| item.key.as_str());
-        let keys: Vec<_> =
-            keys.filter(|key| !is_internal(key) && key.len() <= MOST_V2_KEY_BYTES).collect();
+        let keys: Vec<_> = keys.filter(|key| !is_internal(key) && key.len() <= MOST_V2_KEY_BYTES).collect();
         let copies = tables.get_many(Side::V2, &keys).await?;
         let mut entries = Vec::with_capacity(page.items.len());
         for item in page.items {
@@ -219,7 +218,10 @@ fn group_size(walker: &Walker, entries: &[Entry]) -> usize {
             Verdict::Copy(value) => {
                 keys += 1;
                 actions += 2;
-                bytes += copy(layout, &entry.position.pk, value).iter().map(|one| one.bytes(layout)).sum::<usize>();
+                bytes += copy(layout, &entry.position.pk, value)
+                    .iter()
+                    .map(|one| one.bytes(layout))
+                    .sum::<usize>();
             }
             Verdict::Reject(reject) => {
                 rejects += 1;

@@ -30,8 +30,12 @@ struct Wire {
 impl PageCursor {
     /// `{"version":1,"prefix_digest":…,"shard":…,"last_key":…}`.
     pub fn encode(&self, prefix: &str) -> String {
-        let wire =
-            Wire { version: 1, prefix_digest: digest(prefix), shard: self.shard, last_key: self.last_key.clone() };
+        let wire = Wire {
+            version: 1,
+            prefix_digest: digest(prefix),
+            shard: self.shard,
+            last_key: self.last_key.clone(),
+        };
         serde_json::to_string(&wire).unwrap_or_default()
     }
 
@@ -98,7 +102,10 @@ mod tests {
         let cursor = PageCursor { shard: Some(2), last_key: Some("tbl/ns/video".to_owned()) };
         assert_eq!(
             cursor.encode("tbl/"),
-            format!(r#"{{"version":1,"prefix_digest":"{}","shard":2,"last_key":"tbl/ns/video"}}"#, digest("tbl/"))
+            format!(
+                r#"{{"version":1,"prefix_digest":"{}","shard":2,"last_key":"tbl/ns/video"}}"#,
+                digest("tbl/")
+            )
         );
         assert_eq!(decode(&cursor.encode("tbl/")).unwrap(), cursor);
     }

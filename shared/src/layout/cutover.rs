@@ -74,7 +74,9 @@ pub async fn install_barrier(tables: &Tables, start: &Start) -> Result<Installed
             State::Final => return Ok(Installed::Published),
             State::Finalizing => return Ok(Installed::Held(cutover_of(plan, &start.epoch)?.clone())),
             State::Open => {}
-            State::Opening | State::Closing | State::Repairing => return Err(plan::refused(plan, State::Open)),
+            State::Opening | State::Closing | State::Repairing => {
+                return Err(plan::refused(plan, State::Open));
+            }
         }
         check_ready(&tables, plan).await?;
         check_fresh(&tables, plan, &start.epoch).await?;
@@ -91,8 +93,9 @@ pub async fn install_barrier(tables: &Tables, start: &Start) -> Result<Installed
             },
         )?;
         let beside = if start.adopt_foreign_barrier { Beside::AdoptBarrier } else { Beside::TakeBarrier };
-        let sent =
-            tables.transact(&transition(Some(&stored.bytes), &next, beside)?, &tables.environment().id()).await?;
+        let sent = tables
+            .transact(&transition(Some(&stored.bytes), &next, beside)?, &tables.environment().id())
+            .await?;
         match sent {
             Ok(()) => crash::reach("barrier-installed").await,
             Err(reasons) => {
@@ -133,7 +136,10 @@ pub fn check_id(what: &str, id: &str) -> Result<()> {
     if (1..=80).contains(&id.len()) && id.chars().all(valid) {
         return Ok(());
     }
-    Err(Error::new(ErrorKind::InvalidInput, format!("{what} {id:?}: 1 to 80 letters, digits, -, _ or . are possible")))
+    Err(Error::new(
+        ErrorKind::InvalidInput,
+        format!("{what} {id:?}: 1 to 80 letters, digits, -, _ or . are possible"),
+    ))
 }
 
 /// Every segment done, no rejects, no diverged keys.
@@ -155,8 +161,9 @@ pub fn check_unblocked(segments: &[Segment]) -> Result<()> {
     let rejected: u64 = segments.iter().map(|segment| segment.rejected).sum();
     let diverged: u64 = segments.iter().map(|segment| segment.diverged).sum();
     if rejected > 0 {
-        return Err(Error::new(ErrorKind::BlockedByRejects, format!("{rejected} keys cannot move"))
-            .next("list them with metashift layout rejects, mend or delete them, then metashift layout run"));
+        return Err(Error::new(ErrorKind::BlockedByRejects, format!("{rejected} keys cannot move")).next(
+            "list them with metashift layout rejects, mend or delete them, then metashift layout run",
+        ));
     }
     if diverged > 0 {
         return Err(Error::new(
@@ -334,7 +341,12 @@ pub async fn release_barrier(tables: &Tables, epoch: Option<&str>, why: Why) -> 
 }
 
 /// The plan says finalizing and the barrier is not there, or not ours: somebody removed it by hand.
-async fn self_heal(tables: &Tables, stored: &Stored<Plan>, next: &Plan, cutover: Cutover) -> Result<Released> {
+async fn self_heal(
+    tables: &Tables,
+    stored: &Stored<Plan>,
+    next: &Plan,
+    cutover: Cutover,
+) -> Result<Released> {
     if tables.get(Side::V1, BARRIER_KEY).await?.is_some() {
         return Err(Error::new(ErrorKind::ForeignLeftovers, "the write barrier has an unknown value")
             .next("find out who wrote it; change nothing by hand"));
@@ -342,7 +354,10 @@ async fn self_heal(tables: &Tables, stored: &Stored<Plan>, next: &Plan, cutover:
     let transaction = transition(Some(&stored.bytes), next, Beside::NotFinalizing)?;
     match tables.transact(&transaction, &tables.environment().id()).await? {
         Ok(()) => Ok(Released::Released(cutover)),
-        Err(_) => Err(Error::new(ErrorKind::Contended, "the cutover changed while it was released").next("try again")),
+        Err(_) => {
+            Err(Error::new(ErrorKind::Contended, "the cutover changed while it was released")
+                .next("try again"))
+        }
     }
 }
 
@@ -372,7 +387,8 @@ pub enum Evidence {
 
 /// `RolloutNotReady` unless the evidence shows that no writer is v1-only. Silence shows nothing.
 pub fn check_rollout(evidence: &Evidence, now: Timestamp) -> Result<()> {
-    let not_ready = |message: String, next: &str| Err(Error::new(ErrorKind::RolloutNotReady, message).next(next));
+    let not_ready =
+        |message: String, next: &str| Err(Error::new(ErrorKind::RolloutNotReady, message).next(next));
     match evidence {
         Evidence::Acknowledged(true) => Ok(()),
         Evidence::Acknowledged(false) => not_ready(
@@ -390,7 +406,11 @@ pub fn check_rollout(evidence: &Evidence, now: Timestamp) -> Result<()> {
             }
             if fresh.len() < *minimum as usize {
                 return not_ready(
-                    format!("{} of at least {minimum} nodes reported within {} s", fresh.len(), window.as_secs()),
+                    format!(
+                        "{} of at least {minimum} nodes reported within {} s",
+                        fresh.len(),
+                        window.as_secs()
+                    ),
                     "find the silent nodes; silence is not zero",
                 );
             }
@@ -453,10 +473,8 @@ mod tests {
     fn silence_is_not_zero() {
         let now = Timestamp::UNIX_EPOCH + Duration::from_secs(1000);
         let kind = |reports: &[(u64, f64)]| {
-            let reports = reports
-                .iter()
-                .map(|(age, mode)| (now - Duration::from_secs(*age), *mode))
-                .collect();
+            let reports =
+                reports.iter().map(|(age, mode)| (now - Duration::from_secs(*age), *mode)).collect();
             let evidence = Evidence::Reports { reports, minimum: 2, window: Duration::from_secs(300) };
             check_rollout(&evidence, now).err().map(|error| error.kind())
         };

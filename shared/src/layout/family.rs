@@ -51,12 +51,16 @@ impl Layout {
             Error::new(ErrorKind::InvalidInput, format!("layout: {error}"))
                 .next(r#"write it as {"version":1,"default":8,"families":{"name":shards}}"#)
         })?;
-        let invalid = |message: String| Err(Error::new(ErrorKind::InvalidInput, format!("layout: {message}")));
+        let invalid =
+            |message: String| Err(Error::new(ErrorKind::InvalidInput, format!("layout: {message}")));
         if layout.version != 1 {
             return invalid(format!("version {} is not known; this binary reads 1", layout.version));
         }
-        for (family, shards) in
-            layout.families.iter().map(|(name, shards)| (name.as_str(), shards)).chain([("default", &layout.default)])
+        for (family, shards) in layout
+            .families
+            .iter()
+            .map(|(name, shards)| (name.as_str(), shards))
+            .chain([("default", &layout.default)])
         {
             if family.is_empty() || family.contains('/') {
                 return invalid(format!("{family:?} is no family: a family is the text before the first /"));
@@ -146,9 +150,16 @@ mod tests {
     fn a_few_hundred_more_buckets_are_pinned_by_their_digest() {
         let layout = Layout::default();
         let mut all = String::new();
-        for family in
-            ["tbl", "append-operation", "append-active", "lance-manifest", "lance-manifest-cleanup", "é", "a#0f", ""]
-        {
+        for family in [
+            "tbl",
+            "append-operation",
+            "append-active",
+            "lance-manifest",
+            "lance-manifest-cleanup",
+            "é",
+            "a#0f",
+            "",
+        ] {
             for n in 0..60 {
                 all.push_str(&layout.bucket(&format!("{family}/ключ/{n}/值")));
                 all.push('\n');

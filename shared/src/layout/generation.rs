@@ -38,7 +38,10 @@ pub fn check_segments(segments: u32) -> Result<()> {
     if (1..=MOST_SEGMENTS).contains(&segments) {
         return Ok(());
     }
-    Err(Error::new(ErrorKind::InvalidInput, format!("{segments} segments; 1 to {MOST_SEGMENTS} are possible")))
+    Err(Error::new(
+        ErrorKind::InvalidInput,
+        format!("{segments} segments; 1 to {MOST_SEGMENTS} are possible"),
+    ))
 }
 
 /// `LayoutMismatch` where the plan was made with another layout.
@@ -88,7 +91,11 @@ impl Leftovers {
 ///
 /// Reads the barrier first and the plan after it, so that a cutover of our own that starts in between is not taken
 /// for somebody else's.
-pub async fn check_leftovers(tables: &Tables, discard_cursor: bool, adopt_barrier: bool) -> Result<Leftovers> {
+pub async fn check_leftovers(
+    tables: &Tables,
+    discard_cursor: bool,
+    adopt_barrier: bool,
+) -> Result<Leftovers> {
     let left = Leftovers::load(tables).await?;
     let plan = load_plan(tables).await?.map(|stored| stored.record);
     let state = plan.map(|plan| plan.state);
@@ -119,12 +126,16 @@ pub async fn check_leftovers(tables: &Tables, discard_cursor: bool, adopt_barrie
             )
             .next("make sure that migrator is dead, then run with --discard-foreign-cursor"));
         }
-        let action = Action::v1(FOREIGN_CURSOR_KEY, Write::Delete, Condition::Equals(cursor.clone()), Role::Record);
+        let action =
+            Action::v1(FOREIGN_CURSOR_KEY, Write::Delete, Condition::Equals(cursor.clone()), Role::Record);
         let transaction = Transaction { actions: vec![action] };
         let token = tables.environment().id();
         if tables.transact(&transaction, &token).await?.is_err() {
-            return Err(Error::new(ErrorKind::ForeignLeftovers, "another migrator's cursor moved: it is alive")
-                .next("stop that migrator, then run again"));
+            return Err(Error::new(
+                ErrorKind::ForeignLeftovers,
+                "another migrator's cursor moved: it is alive",
+            )
+            .next("stop that migrator, then run again"));
         }
     }
     Ok(left)
@@ -210,8 +221,9 @@ async fn move_plan(tables: &Tables, read: Option<&[u8]>, next: &Plan, beside: Be
     if !failed(0) && (failed(1) || failed(2)) {
         let what = if failed(2) { "the marker is published" } else { "a write barrier stands" };
         let kind = if failed(2) { ErrorKind::AlreadyFinalized } else { ErrorKind::ForeignLeftovers };
-        return Err(Error::new(kind, format!("the plan cannot change: {what}"))
-            .next("see metashift layout status"));
+        return Err(
+            Error::new(kind, format!("the plan cannot change: {what}")).next("see metashift layout status")
+        );
     }
     Ok(())
 }
@@ -243,7 +255,8 @@ async fn close_records(tables: &Tables, walk: &Walk, segments: u32) -> Result<()
         let key = walk.key(segment);
         let mut attempts = 0;
         loop {
-            let stored = tables.load::<Segment>(&key).await?.ok_or_else(|| superseded(&key, "its record is gone"))?;
+            let stored =
+                tables.load::<Segment>(&key).await?.ok_or_else(|| superseded(&key, "its record is gone"))?;
             if stored.record.state == SegmentState::Closed {
                 break;
             }

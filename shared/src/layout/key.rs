@@ -49,7 +49,10 @@ pub fn check_v2_item(layout: &Layout, key: &str, value_bytes: usize) -> Result<(
     if key.len() > MOST_V2_KEY_BYTES {
         return Err(Error::new(
             ErrorKind::KeyTooLong,
-            format!("{key:?} has {} bytes; the prefix layout holds keys of up to {MOST_V2_KEY_BYTES}", key.len()),
+            format!(
+                "{key:?} has {} bytes; the prefix layout holds keys of up to {MOST_V2_KEY_BYTES}",
+                key.len()
+            ),
         )
         .next("shorten the key or delete the record"));
     }
@@ -57,7 +60,9 @@ pub fn check_v2_item(layout: &Layout, key: &str, value_bytes: usize) -> Result<(
     if bytes > MOST_ITEM_BYTES {
         return Err(Error::new(
             ErrorKind::ItemTooLarge,
-            format!("{key:?} takes {bytes} bytes in the prefix layout; an item has at most {MOST_ITEM_BYTES}"),
+            format!(
+                "{key:?} takes {bytes} bytes in the prefix layout; an item has at most {MOST_ITEM_BYTES}"
+            ),
         )
         .next("shrink the value or delete the record"));
     }
@@ -99,6 +104,9 @@ mod tests {
         let most = MOST_ITEM_BYTES - "bucketpkval".len() - "tbl#02".len() - "tbl/ns/video".len();
         assert_eq!(kind("tbl/ns/video", most), None);
         assert_eq!(kind("tbl/ns/video", most + 1), Some(ErrorKind::ItemTooLarge));
-        assert_eq!(v1_item_bytes("tbl/ns/video", most + 1), MOST_ITEM_BYTES - "bucket".len() - "tbl#02".len() + 1);
+        assert_eq!(
+            v1_item_bytes("tbl/ns/video", most + 1),
+            MOST_ITEM_BYTES - "bucket".len() - "tbl#02".len() + 1
+        );
     }
 }

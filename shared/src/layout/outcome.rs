@@ -28,7 +28,9 @@ impl Reason {
             None | Some("None") => Self::None,
             Some("ConditionalCheckFailed") => Self::ConditionFailed(current),
             Some("TransactionConflict") => Self::Conflict,
-            Some("ThrottlingError" | "ProvisionedThroughputExceeded" | "RequestLimitExceeded") => Self::Throttled,
+            Some("ThrottlingError" | "ProvisionedThroughputExceeded" | "RequestLimitExceeded") => {
+                Self::Throttled
+            }
             Some("ValidationError" | "ItemCollectionSizeLimitExceeded" | "DuplicateItem") => Self::Invalid,
             Some("AccessDenied") => Self::AccessDenied,
             Some(other) => Self::Other(other.to_owned()),
@@ -136,7 +138,10 @@ mod tests {
     fn each_list_of_reasons_has_its_own_meaning() {
         for (codes, meaning) in [
             (&["None", "ConditionalCheckFailed"][..], Cancelled::Conditions(vec![1])),
-            (&["ConditionalCheckFailed", "None", "ConditionalCheckFailed"], Cancelled::Conditions(vec![0, 2])),
+            (
+                &["ConditionalCheckFailed", "None", "ConditionalCheckFailed"],
+                Cancelled::Conditions(vec![0, 2]),
+            ),
             (&["TransactionConflict", "None"], Cancelled::Conflict),
             (&["ThrottlingError", "None"], Cancelled::Throttled),
             (&["ProvisionedThroughputExceeded", "None"], Cancelled::Throttled),

@@ -30,7 +30,8 @@ pub enum Beside {
 /// The transaction of a transition: the plan from what was read to `next`, and what goes beside it.
 pub fn transition(read: Option<&[u8]>, next: &Plan, beside: Beside) -> Result<Transaction> {
     let held = Condition::Equals(BARRIER_VALUE.to_vec());
-    let barrier = |write: Write, condition: Condition| Action::v1(BARRIER_KEY, write, condition, Role::Barrier);
+    let barrier =
+        |write: Write, condition: Condition| Action::v1(BARRIER_KEY, write, condition, Role::Barrier);
     let no_marker = || Action::v1(MARKER_KEY, Write::Check, Condition::Absent, Role::Record);
     let put_barrier = || Write::Put(BARRIER_VALUE.to_vec());
     let mut actions = vec![Action::record(plan::KEY, read, Write::Put(records::encode(next)?))];
@@ -134,7 +135,10 @@ pub fn cutover_of<'a>(plan: &'a Plan, epoch: &str) -> Result<&'a Cutover> {
     if plan.state != State::Finalizing {
         return Err(refused(plan, State::Finalizing));
     }
-    plan.cutover.as_ref().filter(|cutover| cutover.epoch == epoch).ok_or_else(|| refused(plan, State::Finalizing))
+    plan.cutover
+        .as_ref()
+        .filter(|cutover| cutover.epoch == epoch)
+        .ok_or_else(|| refused(plan, State::Finalizing))
 }
 
 /// `CutoverExpired` once the deadline has passed.
@@ -160,7 +164,8 @@ fn from(plan: &Plan, state: State, change: impl FnOnce(&mut Plan)) -> Result<Pla
 
 /// Why the plan's state does not allow what needs `wanted`.
 pub fn refused(plan: &Plan, wanted: State) -> Error {
-    let error = |kind: ErrorKind, message: String, next: &str| Error::new(kind, message).next(next.to_owned());
+    let error =
+        |kind: ErrorKind, message: String, next: &str| Error::new(kind, message).next(next.to_owned());
     match plan.state {
         State::Final => error(
             ErrorKind::AlreadyFinalized,
@@ -201,14 +206,8 @@ pub fn refused(plan: &Plan, wanted: State) -> Error {
 mod tests {
     use super::*;
 
-    const ALL: [State; 6] = [
-        State::Opening,
-        State::Open,
-        State::Closing,
-        State::Repairing,
-        State::Finalizing,
-        State::Final,
-    ];
+    const ALL: [State; 6] =
+        [State::Opening, State::Open, State::Closing, State::Repairing, State::Finalizing, State::Final];
 
     fn cutover(epoch: &str) -> Cutover {
         Cutover {

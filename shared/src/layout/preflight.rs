@@ -4,12 +4,12 @@
 
 use serde::Serialize;
 
+use super::backfill::MOST_GROUP_KEYS;
 use super::generation::{self, Leftovers, backfill_segments, load_plan};
 use super::key::v1_item_bytes;
 use super::records::plan::{Plan, State};
 use super::tables::{TableFacts, Tables};
 use super::transaction::Side;
-use super::backfill::MOST_GROUP_KEYS;
 use crate::{Error, ErrorKind, Result};
 
 /// Dollars of a million write request units: on-demand, us-east-1, price list of November 2024.
@@ -147,7 +147,10 @@ pub async fn preflight(tables: &Tables, accepted: Accepted) -> Result<Report> {
     }
     let estimate = Estimate::of(v1.items, v1.bytes);
     if v1.items > 0 {
-        warnings.push("items and bytes are DynamoDB's own count, up to six hours old; --survey counts exactly".to_owned());
+        warnings.push(
+            "items and bytes are DynamoDB's own count, up to six hours old; --survey counts exactly"
+                .to_owned(),
+        );
     }
     if estimate.verification_seconds > super::cutover::DEFAULT_DEADLINE.as_secs_f64() * 0.5 {
         warnings.push(format!(
@@ -216,7 +219,10 @@ fn check_settings(
         blockers.push(
             Error::new(
                 ErrorKind::TableMismatch,
-                format!("v1 has replicas in {}: transactions hold in one region only", v1.replicas.join(", ")),
+                format!(
+                    "v1 has replicas in {}: transactions hold in one region only",
+                    v1.replicas.join(", ")
+                ),
             )
             .next("let every writer work in this region, then accept it with --allow-replicas"),
         );
@@ -226,13 +232,16 @@ fn check_settings(
         match facts.point_in_time_recovery {
             Some(true) => {}
             Some(false) => warnings.push(format!("point-in-time recovery of {name} is off")),
-            None => warnings.push(format!("the server does not say whether {name} has point-in-time recovery")),
+            None => {
+                warnings.push(format!("the server does not say whether {name} has point-in-time recovery"))
+            }
         }
         if !facts.deletion_protection {
             warnings.push(format!("deletion protection of {name} is off"));
         }
         if !facts.on_demand {
-            warnings.push(format!("{name} has provisioned capacity; size it, or lower the rate with throttle"));
+            warnings
+                .push(format!("{name} has provisioned capacity; size it, or lower the rate with throttle"));
         }
     }
 }

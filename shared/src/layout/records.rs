@@ -89,7 +89,8 @@ mod tests {
     fn a_newer_record_is_refused_and_a_broken_one_is_corruption() {
         let kind = |bytes: &[u8]| decode::<Control>("k", bytes).unwrap_err().kind();
         assert_eq!(kind(br#"{"version":2}"#), ErrorKind::NewerRecord);
-        for bytes in [&b""[..], b"{}", b"[]", b"\xff", br#"{"version":"1"}"#, br#"{"version":1,"paused":3}"#] {
+        for bytes in [&b""[..], b"{}", b"[]", b"\xff", br#"{"version":"1"}"#, br#"{"version":1,"paused":3}"#]
+        {
             assert_eq!(kind(bytes), ErrorKind::Corruption, "{bytes:?}");
         }
     }

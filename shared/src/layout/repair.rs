@@ -60,7 +60,9 @@ enum Mend {
 impl Repair {
     async fn mend(&self, tables: &Tables, item: &Item) -> Result<Mend> {
         let layout = tables.layout();
-        if item.bucket.as_deref().is_some_and(|bucket| bucket != layout.bucket(&item.key)) || self.is_stray(item) {
+        if item.bucket.as_deref().is_some_and(|bucket| bucket != layout.bucket(&item.key))
+            || self.is_stray(item)
+        {
             let Content::Value(value) = &item.content else { return Ok(Mend::Impossible) };
             let mut stray = Action::v2(
                 layout,
@@ -113,7 +115,8 @@ impl Visitor for Repair {
         let others = tables.get_many(other, &keys).await?;
         let mut suspects = Suspects { scanned: 0, differing: Vec::new(), end };
         for item in items {
-            let placed = item.bucket.as_deref().is_none_or(|bucket| bucket == tables.layout().bucket(&item.key));
+            let placed =
+                item.bucket.as_deref().is_none_or(|bucket| bucket == tables.layout().bucket(&item.key));
             let equal = item.value().is_some()
                 && others.get(&item.key).is_some_and(|other| other.value() == item.value());
             if !(placed && equal) {
@@ -185,7 +188,9 @@ impl Visitor for Repair {
                 }
             })
             .await?;
-        sent.map_err(|reasons| Error::new(ErrorKind::Internal, format!("a record alone was refused: {reasons:?}")))?;
+        sent.map_err(|reasons| {
+            Error::new(ErrorKind::Internal, format!("a record alone was refused: {reasons:?}"))
+        })?;
         Ok(None)
     }
 

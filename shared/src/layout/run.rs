@@ -124,8 +124,12 @@ impl Run {
             return Err(blocker);
         }
         let accepted = self.accepted;
-        generation::check_leftovers(&self.tables, accepted.discard_foreign_cursor, accepted.adopt_foreign_barrier)
-            .await?;
+        generation::check_leftovers(
+            &self.tables,
+            accepted.discard_foreign_cursor,
+            accepted.adopt_foreign_barrier,
+        )
+        .await?;
         Ok(generation::open_plan(&self.tables, self.wish).await?.record)
     }
 
@@ -292,7 +296,8 @@ impl Run {
             (number, step(number).await)
         };
         let mut paused = false;
-        let mut running: FuturesUnordered<_> = (0..segments).map(|number| turn(number, Duration::ZERO)).collect();
+        let mut running: FuturesUnordered<_> =
+            (0..segments).map(|number| turn(number, Duration::ZERO)).collect();
         while let Some((number, ended)) = running.next().await {
             let output = ended?;
             total.consumed += output.consumed;

@@ -146,8 +146,11 @@ impl MetaStore {
             let asked_at = self.tables.environment().now();
             if let Some(item) = self.tables.get(Side::V1, MARKER_KEY).await? {
                 if item.value() != Some(MARKER_VALUE) {
-                    return Err(Error::new(ErrorKind::Corruption, "the authority marker has an unknown value")
-                        .next("use the version that wrote it; change nothing by hand"));
+                    return Err(Error::new(
+                        ErrorKind::Corruption,
+                        "the authority marker has an unknown value",
+                    )
+                    .next("use the version that wrote it; change nothing by hand"));
                 }
                 self.published.store(true, Ordering::Release);
             }
@@ -309,17 +312,23 @@ impl MetaStore {
         match authority {
             Authority::V1 => {
                 let after = match cursor {
-                    Some(PageCursor { shard: None, last_key: Some(pk) }) => Some(Position { bucket: None, pk }),
+                    Some(PageCursor { shard: None, last_key: Some(pk) }) => {
+                        Some(Position { bucket: None, pk })
+                    }
                     None => None,
                     Some(_) => {
-                        return Err(Error::new(ErrorKind::InvalidCursor, "no node has given out such a cursor yet")
-                            .next("start the prefix again without a cursor"));
+                        return Err(Error::new(
+                            ErrorKind::InvalidCursor,
+                            "no node has given out such a cursor yet",
+                        )
+                        .next("start the prefix again without a cursor"));
                     }
                 };
                 let page = self.tables.scan_prefix(prefix, limit, after.as_ref()).await?;
-                let cursor = page.next.as_ref().map(|next| {
-                    PageCursor { shard: None, last_key: Some(next.pk.clone()) }.encode(prefix)
-                });
+                let cursor = page
+                    .next
+                    .as_ref()
+                    .map(|next| PageCursor { shard: None, last_key: Some(next.pk.clone()) }.encode(prefix));
                 Ok(PrefixPage { entries: entries(page)?, cursor })
             }
             Authority::V2 => {
@@ -387,10 +396,11 @@ impl MetaStore {
     async fn drain_v2(&self, prefix: &str) -> Result<Vec<Entry>> {
         let family = family_of_prefix(prefix)?;
         let buckets: Vec<_> = self.tables.layout().buckets(family).collect();
-        let shards: Vec<Vec<Entry>> = stream::iter(buckets.into_iter().map(|bucket| self.drain_bucket(bucket, prefix)))
-            .buffered(SHARDS_IN_FLIGHT)
-            .try_collect()
-            .await?;
+        let shards: Vec<Vec<Entry>> =
+            stream::iter(buckets.into_iter().map(|bucket| self.drain_bucket(bucket, prefix)))
+                .buffered(SHARDS_IN_FLIGHT)
+                .try_collect()
+                .await?;
         let mut found: Vec<_> = shards.into_iter().flatten().collect();
         found.sort_unstable();
         Ok(found)

@@ -68,7 +68,9 @@ impl Visitor for Survey {
                 }
             })
             .await?;
-        sent.map_err(|reasons| Error::new(ErrorKind::Internal, format!("a record alone was refused: {reasons:?}")))?;
+        sent.map_err(|reasons| {
+            Error::new(ErrorKind::Internal, format!("a record alone was refused: {reasons:?}"))
+        })?;
         Ok(walker.pace().await)
     }
 

@@ -18,7 +18,9 @@ use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::Builder;
 use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::config::timeout::TimeoutConfig;
-use aws_sdk_dynamodb::types::{AttributeValue, Get, KeysAndAttributes, ReturnConsumedCapacity, TransactGetItem};
+use aws_sdk_dynamodb::types::{
+    AttributeValue, Get, KeysAndAttributes, ReturnConsumedCapacity, TransactGetItem,
+};
 use futures::{StreamExt, TryStreamExt};
 
 pub use convert::{Content, Item};
@@ -392,13 +394,24 @@ impl Tables {
                         Failure::Passing("the transaction was cancelled without a reason".to_owned())
                     }
                     Cancelled::Invalid(index) => {
-                        return Err(self.refused(transaction, index, ErrorKind::InvalidInput, "is not valid"));
+                        return Err(self.refused(
+                            transaction,
+                            index,
+                            ErrorKind::InvalidInput,
+                            "is not valid",
+                        ));
                     }
                     Cancelled::AccessDenied(index) => {
-                        return Err(self.refused(transaction, index, ErrorKind::AccessDenied, "is not allowed"));
+                        return Err(self.refused(
+                            transaction,
+                            index,
+                            ErrorKind::AccessDenied,
+                            "is not allowed",
+                        ));
                     }
                     Cancelled::Unknown(index) => {
-                        let text = format!("failed for a reason that this version does not know: {reasons:?}");
+                        let text =
+                            format!("failed for a reason that this version does not know: {reasons:?}");
                         return Err(self.refused(transaction, index, ErrorKind::Internal, &text));
                     }
                 },
@@ -420,7 +433,8 @@ impl Tables {
     }
 
     async fn transact_once(&self, transaction: &Transaction, token: &str) -> Result<(), Failure> {
-        let items = transaction.actions.iter().map(|action| self.write_item(action)).collect::<Result<_, _>>()?;
+        let items =
+            transaction.actions.iter().map(|action| self.write_item(action)).collect::<Result<_, _>>()?;
         let answer = self
             .client
             .transact_write_items()
@@ -437,7 +451,11 @@ impl Tables {
     fn describe_transaction(&self, transaction: &Transaction) -> String {
         let first = transaction.actions.first();
         let key = first.map(|action| format!("{:?} of {}", action.key, self.name(action.side)));
-        format!("writing {} and {} more", key.unwrap_or_default(), transaction.actions.len().saturating_sub(1))
+        format!(
+            "writing {} and {} more",
+            key.unwrap_or_default(),
+            transaction.actions.len().saturating_sub(1)
+        )
     }
 
     fn refused(&self, transaction: &Transaction, index: usize, kind: ErrorKind, text: &str) -> Error {

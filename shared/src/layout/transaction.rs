@@ -107,14 +107,7 @@ impl Action {
 
     /// An action on v2, in the bucket that the layout gives the key.
     pub fn v2(layout: &Layout, key: &str, write: Write, condition: Condition, role: Role) -> Self {
-        Self {
-            side: Side::V2,
-            key: key.to_owned(),
-            bucket: Some(layout.bucket(key)),
-            write,
-            condition,
-            role,
-        }
+        Self { side: Side::V2, key: key.to_owned(), bucket: Some(layout.bucket(key)), write, condition, role }
     }
 
     /// A record of the migrator goes from what was read to `write`.
@@ -158,13 +151,17 @@ impl Transaction {
     pub fn check(&self, layout: &Layout) -> Result<()> {
         let invalid = |message: String| Err(Error::new(ErrorKind::InvalidInput, message));
         if self.actions.is_empty() || self.actions.len() > MOST_ACTIONS {
-            return invalid(format!("a transaction of {} actions; 1 to {MOST_ACTIONS} are possible", self.actions.len()));
+            return invalid(format!(
+                "a transaction of {} actions; 1 to {MOST_ACTIONS} are possible",
+                self.actions.len()
+            ));
         }
         let bytes = self.bytes(layout);
         if bytes > MOST_BYTES {
             return invalid(format!("a transaction of {bytes} bytes; at most {MOST_BYTES} are possible"));
         }
-        let mut items: Vec<_> = self.actions.iter().map(|action| (action.side, action.key.as_str())).collect();
+        let mut items: Vec<_> =
+            self.actions.iter().map(|action| (action.side, action.key.as_str())).collect();
         items.sort_unstable();
         for pair in items.windows(2) {
             if let [a, b] = pair
@@ -357,8 +354,10 @@ mod tests {
     #[test]
     fn what_dynamodb_refuses_is_refused_before_sending() {
         let layout = Layout::default();
-        let check = |actions: Vec<Action>| Transaction { actions }.check(&layout).map_err(|error| error.kind());
-        let keys = |n: usize| (0..n).flat_map(|n| copy(&layout, &format!("tbl/{n}"), b"v")).collect::<Vec<_>>();
+        let check =
+            |actions: Vec<Action>| Transaction { actions }.check(&layout).map_err(|error| error.kind());
+        let keys =
+            |n: usize| (0..n).flat_map(|n| copy(&layout, &format!("tbl/{n}"), b"v")).collect::<Vec<_>>();
         assert_eq!(check(vec![]), Err(ErrorKind::InvalidInput));
         assert_eq!(check(keys(50)), Ok(()));
         assert_eq!(check(keys(51)), Err(ErrorKind::InvalidInput));

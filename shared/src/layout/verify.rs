@@ -78,7 +78,9 @@ fn check_cutover(plan: &Plan, epoch: &str, now: jiff::Timestamp) -> Result<()> {
 }
 
 fn expect_written(sent: Result<(), Vec<Reason>>) -> Result<()> {
-    sent.map_err(|reasons| Error::new(ErrorKind::Internal, format!("a record alone was refused: {reasons:?}")))
+    sent.map_err(|reasons| {
+        Error::new(ErrorKind::Internal, format!("a record alone was refused: {reasons:?}"))
+    })
 }
 
 enum Kind {
@@ -109,11 +111,8 @@ impl Compare {
             (Kind::Final { exact: false, .. }, Side::V2) => false,
             _ => true,
         };
-        let items: Vec<_> = page
-            .items
-            .into_iter()
-            .filter(|item| self.side == Side::V2 || !is_internal(&item.key))
-            .collect();
+        let items: Vec<_> =
+            page.items.into_iter().filter(|item| self.side == Side::V2 || !is_internal(&item.key)).collect();
         let other = if self.side == Side::V1 { Side::V2 } else { Side::V1 };
         let others = if compared {
             let keys = items.iter().map(|item| item.key.as_str());
@@ -131,7 +130,10 @@ impl Compare {
                 Side::V2 => misplaced(tables, &item)
                     .or_else(|| if compared { difference(tables, found, Some(&item)) } else { None }),
             };
-            if kind.is_some() && kind != Some(MismatchKind::WrongBucket) && matches!(self.kind, Kind::Rehearsal) {
+            if kind.is_some()
+                && kind != Some(MismatchKind::WrongBucket)
+                && matches!(self.kind, Kind::Rehearsal)
+            {
                 let (v1, v2) = tables.get_both(&item.key).await?;
                 kind = difference(tables, v1.as_ref(), v2.as_ref());
             }
@@ -318,8 +320,9 @@ pub fn failed(summary: &Summary) -> Error {
             message.push_str(&format!(" and {more} more"));
         }
     }
-    Error::new(ErrorKind::VerificationFailed, message)
-        .next("metashift layout status lists them; metashift layout repair makes the new table follow the old one")
+    Error::new(ErrorKind::VerificationFailed, message).next(
+        "metashift layout status lists them; metashift layout repair makes the new table follow the old one",
+    )
 }
 
 /// A key as far as it fits a message.

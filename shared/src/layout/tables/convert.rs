@@ -115,8 +115,9 @@ impl Tables {
             }
         }
         let names = Some(names).filter(|names| !names.is_empty());
-        let values = value
-            .map(|value| HashMap::from([(":expected".to_owned(), AttributeValue::B(Blob::new(value.clone())))]));
+        let values = value.map(|value| {
+            HashMap::from([(":expected".to_owned(), AttributeValue::B(Blob::new(value.clone())))])
+        });
         let expression = expression.map(str::to_owned);
         let returned = ReturnValuesOnConditionCheckFailure::AllOld;
         let table = self.name(action.side);

@@ -1,8 +1,8 @@
 //! What the control plane says about the two tables.
 
 use aws_sdk_dynamodb::types::{
-    AttributeDefinition, BillingMode, KeySchemaElement, KeyType, PointInTimeRecoveryStatus, ScalarAttributeType,
-    TableStatus, TimeToLiveStatus,
+    AttributeDefinition, BillingMode, KeySchemaElement, KeyType, PointInTimeRecoveryStatus,
+    ScalarAttributeType, TableStatus, TimeToLiveStatus,
 };
 
 use super::failure::Failure;
@@ -49,7 +49,12 @@ impl Tables {
         let name = self.name(side);
         let described = self
             .attempt(&format!("describing table {name}"), || async {
-                self.client.describe_table().table_name(name).send().await.map_err(|error| Failure::of(&error))
+                self.client
+                    .describe_table()
+                    .table_name(name)
+                    .send()
+                    .await
+                    .map_err(|error| Failure::of(&error))
             })
             .await;
         let table = match described {
@@ -76,7 +81,11 @@ impl Tables {
             on_demand: billing == Some(&BillingMode::PayPerRequest),
             active: matches!(table.table_status(), Some(TableStatus::Active | TableStatus::Updating) | None),
             deletion_protection: table.deletion_protection_enabled().unwrap_or_default(),
-            replicas: table.replicas().iter().filter_map(|one| one.region_name().map(str::to_owned)).collect(),
+            replicas: table
+                .replicas()
+                .iter()
+                .filter_map(|one| one.region_name().map(str::to_owned))
+                .collect(),
             ttl: self.ttl(name).await?,
             point_in_time_recovery: self.point_in_time_recovery(name).await?,
         }))

@@ -13,7 +13,8 @@ use crate::layout::outcome::{Cancelled, Reason, classify};
 use crate::{Error, ErrorKind};
 
 /// What to do about `AccessDenied`.
-pub(super) const GRANT_ACCESS: &str = "check the credentials and the policy; docs/operating.md lists the calls";
+pub(super) const GRANT_ACCESS: &str =
+    "check the credentials and the policy; docs/operating.md lists the calls";
 
 /// One attempt's failure.
 #[derive(Debug)]
@@ -90,9 +91,10 @@ impl Failure {
             | "RequestLimitExceeded" => Self::Throttled,
             "TransactionConflictException" => Self::Conflict,
             "TransactionInProgressException" => Self::InProgress,
-            "ResourceNotFoundException" => {
-                fatal(ErrorKind::TableMismatch, "check --table and --region; metashift layout plan looks at both tables")
-            }
+            "ResourceNotFoundException" => fatal(
+                ErrorKind::TableMismatch,
+                "check --table and --region; metashift layout plan looks at both tables",
+            ),
             "AccessDeniedException"
             | "UnrecognizedClientException"
             | "InvalidSignatureException"
@@ -102,12 +104,16 @@ impl Failure {
             "ValidationException" | "SerializationException" => {
                 fatal(ErrorKind::InvalidInput, "the server refused the request as it was")
             }
-            "UnknownOperationException" => fatal(ErrorKind::Unavailable, "this server does not offer the call"),
+            "UnknownOperationException" => {
+                fatal(ErrorKind::Unavailable, "this server does not offer the call")
+            }
             "IdempotentParameterMismatchException" => {
                 fatal(ErrorKind::Internal, "a token was used for two requests; report this")
             }
             _ if status >= 500 => Self::Lost(format!("HTTP {status}: {message}")),
-            other => Self::Fatal(Error::new(ErrorKind::Internal, format!("HTTP {status} {other}: {message}"))),
+            other => {
+                Self::Fatal(Error::new(ErrorKind::Internal, format!("HTTP {status} {other}: {message}")))
+            }
         }
     }
 
@@ -163,13 +169,16 @@ impl Failure {
             Self::Throttled => Error::new(ErrorKind::Throttled, format!("{what}: throughput was exceeded"))
                 .next("run it again, or lower the rate: metashift layout throttle --write-units N"),
             Self::Conflict | Self::InProgress => {
-                Error::new(ErrorKind::Contended, format!("{what}: other requests kept winning")).next("run it again")
+                Error::new(ErrorKind::Contended, format!("{what}: other requests kept winning"))
+                    .next("run it again")
             }
             Self::Lost(text) | Self::Passing(text) => {
                 Error::new(ErrorKind::Unavailable, format!("{what}: {text}"))
                     .next("check the endpoint and the network, then run it again")
             }
-            Self::Cancelled(reasons) => Error::new(ErrorKind::Internal, format!("{what}: cancelled: {reasons:?}")),
+            Self::Cancelled(reasons) => {
+                Error::new(ErrorKind::Internal, format!("{what}: cancelled: {reasons:?}"))
+            }
         }
     }
 }
