@@ -4,14 +4,20 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use std::sync::atomic::{AtomicI64, Ordering};
+
 use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::primitives::Blob;
 use aws_sdk_dynamodb::types::AttributeValue;
-use metashift::environment::Environment;
+use jiff::{SignedDuration, Timestamp};
+use metashift::environment::{Clock, Environment, SystemClock, SystemEntropy};
 use metashift::layout::cutover::Start;
 use metashift::layout::generation::PlanWish;
 use metashift::layout::preflight::Accepted;
 use metashift::layout::records::plan::OnFailure;
+use metashift::layout::records::{BARRIER_KEY, BARRIER_VALUE, MARKER_KEY, MARKER_VALUE};
 use metashift::layout::run::Run;
+use metashift::layout::transaction::Side;
 use metashift::layout::{Layout, MetaStore, Mode, Tables};
 use metashift_sandbox::{Server, seed};
 
@@ -21,7 +27,7 @@ pub(crate) const TABLE: &str = "lake";
 /// A server with both tables, and the product's view of them.
 pub(crate) struct Lake {
     /// Stops with the lake.
-    _server: Server,
+    pub(crate) server: Server,
     pub(crate) client: Client,
     pub(crate) tables: Tables,
 }
@@ -34,7 +40,67 @@ impl Lake {
         seed::create_tables(&client, TABLE, true).await.unwrap();
         seed::fill(&client, TABLE, items).await.unwrap();
         let tables = tables(client.clone());
-        Self { _server: server, client, tables }
+        Self { server, client, tables }
+    }
+
+    /// Both tables, empty.
+    pub(crate) async fn empty() -> Self {
+        Self::with_items(0).await
+    }
+
+    /// Puts an item as it is, as nobody in the field would, to make a state for a test.
+    pub(crate) async fn put(&self, side: Side, key: &str, value: &[u8]) {
+        self.put_in(side, &Layout::default().bucket(key), key, value).await;
+    }
+
+    /// As [`Self::put`]; for v2 in any bucket.
+    pub(crate) async fn put_in(&self, side: Side, bucket: &str, key: &str, value: &[u8]) {
+        let mut put = self
+            .client
+            .put_item()
+            .table_name(self.tables.name(side))
+            .item("pk", AttributeValue::S(key.to_owned()))
+            .item("val", AttributeValue::B(Blob::new(value)));
+        if side == Side::V2 {
+            put = put.item("bucket", AttributeValue::S(bucket.to_owned()));
+        }
+        put.send().await.unwrap();
+    }
+
+    /// Deletes an item as it is.
+    pub(crate) async fn remove(&self, side: Side, key: &str) {
+        let mut delete = self
+            .client
+            .delete_item()
+            .table_name(self.tables.name(side))
+            .key("pk", AttributeValue::S(key.to_owned()));
+        if side == Side::V2 {
+            delete = delete.key("bucket", AttributeValue::S(Layout::default().bucket(key)));
+        }
+        delete.send().await.unwrap();
+    }
+
+    /// An item's value as it is stored.
+    pub(crate) async fn value(&self, side: Side, key: &str) -> Option<Vec<u8>> {
+        self.tables.get(side, key).await.unwrap().map(|item| item.value().unwrap().to_vec())
+    }
+
+    /// Puts barrier and marker as a finalization leaves them.
+    pub(crate) async fn publish(&self) {
+        self.put(Side::V1, BARRIER_KEY, BARRIER_VALUE).await;
+        self.put(Side::V1, MARKER_KEY, MARKER_VALUE).await;
+    }
+
+    /// Everything in both tables, for "nothing was changed".
+    pub(crate) async fn everything(&self) -> impl PartialEq + std::fmt::Debug + use<> {
+        (self.v1().await, self.v2().await)
+    }
+
+    /// The same tables under a clock that a test moves.
+    pub(crate) fn tables_at(&self, clock: &Arc<ShiftedClock>) -> Tables {
+        let clock: Arc<dyn Clock> = Arc::clone(clock) as _;
+        let environment = Environment { clock, entropy: Arc::new(SystemEntropy) };
+        Tables::new(self.client.clone(), TABLE, None, Layout::default(), environment)
     }
 
     pub(crate) async fn store(&self, mode: Mode) -> MetaStore {
@@ -76,6 +142,23 @@ impl Lake {
         let copies: BTreeMap<_, _> = v2.into_iter().map(|(key, (_, value))| (key, value)).collect();
         assert!(users == copies, "{} items in v1, {} in v2", users.len(), copies.len());
         users.len()
+    }
+}
+
+/// The system's clock, ahead by as much as a test says.
+#[derive(Debug, Default)]
+pub(crate) struct ShiftedClock(AtomicI64);
+
+impl ShiftedClock {
+    /// Goes ahead by `time`.
+    pub(crate) fn advance(&self, time: Duration) {
+        self.0.fetch_add(i64::try_from(time.as_millis()).unwrap(), Ordering::SeqCst);
+    }
+}
+
+impl Clock for ShiftedClock {
+    fn now(&self) -> Timestamp {
+        SystemClock.now() + SignedDuration::from_millis(self.0.load(Ordering::SeqCst))
     }
 }
 
