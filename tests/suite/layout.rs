@@ -1,5 +1,6 @@
 //! The layout migration against a DynamoDB-compatible server.
 
+mod backfill_races;
 mod migration;
 mod store_authority;
 mod store_limits;
