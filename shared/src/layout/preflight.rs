@@ -79,12 +79,15 @@ impl Estimate {
             bytes,
             write_units,
             read_units,
-            dollars: (write_units * DOLLARS_PER_MILLION_WRITE_UNITS
-                + read_units * DOLLARS_PER_MILLION_READ_UNITS)
-                / 1e6,
+            dollars: Self::dollars_of(read_units, write_units),
             backfill_minutes: write_units / NEW_TABLE_WRITE_UNITS / 60.0,
             verification_seconds: verification / NEW_TABLE_READ_UNITS,
         }
+    }
+
+    /// Dollars of so many units.
+    pub fn dollars_of(read_units: f64, write_units: f64) -> f64 {
+        (write_units * DOLLARS_PER_MILLION_WRITE_UNITS + read_units * DOLLARS_PER_MILLION_READ_UNITS) / 1e6
     }
 
     /// Exact, from a survey's counts: `key_and_value_bytes` without names.

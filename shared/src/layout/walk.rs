@@ -161,11 +161,10 @@ impl Walker {
             if self.budget.is_spent() {
                 return Ok(Status::Continue);
             }
-            let input = self.input.clone();
-            let side = self.walk.side();
+            let (input, walk) = (self.input.clone(), self.walk.clone());
             let ahead = async {
                 match next {
-                    Some(position) => read(&tables, visitor, side, &input, Some(position)).await.map(Some),
+                    Some(position) => read(&tables, visitor, &walk, &input, Some(position)).await.map(Some),
                     None => Ok(None),
                 }
             };
@@ -207,7 +206,7 @@ impl Walker {
         after: Option<Position>,
     ) -> Result<(V::Prepared, Option<Position>)> {
         visitor.check(tables).await?;
-        read(tables, visitor, self.walk.side(), &self.input, after).await
+        read(tables, visitor, &self.walk, &self.input, after).await
     }
 
     /// Sends `actions` and the segment's record after `change` in one transaction.
@@ -307,12 +306,14 @@ pub(super) fn progress(segment: &Segment) -> Progress {
 async fn read<V: Visitor>(
     tables: &Tables,
     visitor: &V,
-    side: Side,
+    walk: &Walk,
     input: &SegmentInput,
     after: Option<Position>,
 ) -> Result<(V::Prepared, Option<Position>)> {
     let place = (input.segment, input.segments);
-    let page = tables.scan(side, place, input.page_size, after.as_ref(), true).await?;
+    // A survey decides nothing: it reads at half price.
+    let consistent = !matches!(walk, Walk::Survey { .. });
+    let page = tables.scan(walk.side(), place, input.page_size, after.as_ref(), consistent).await?;
     let next = page.next.clone();
     Ok((visitor.prepare(tables, page).await?, next))
 }
