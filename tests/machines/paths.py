@@ -404,6 +404,31 @@ def a_lowered_turn_limit_hands_over_in_every_phase():
 
 
 @case
+def a_hand_over_that_fails_under_the_barrier_releases_it():
+    starting = sfn._invoke_nested_start_execution
+
+    def refuse(resource, given):
+        if given["StateMachineArn"].endswith("dynamodb-layout"):
+            raise sfn._ExecutionError(error, "scripted")
+        return starting(resource, given)
+
+    again = {"verify": lambda payload, _: answer("continue", mismatches=0) if payload["mode"] == "final" else None}
+    sfn._invoke_nested_start_execution = refuse
+    try:
+        error = "StepFunctions.ExecutionLimitExceededException"
+        world = World(**again)
+        assert run(world, {**FINALIZE, "turnLimit": 1})[0] == error and world.barrier_at_end is None
+        status = run(World(backfill_page=lambda *_: answer("continue")), {"mode": "backfill", "turnLimit": 1})[0]
+        assert status == error
+        error = "StepFunctions.ExecutionAlreadyExistsException"
+        arn = start(World(**again), "dynamodb-layout", "lost-answer", {"version": 1, **FINALIZE, "turnLimit": 1})
+        ended = wait_for(arn)
+        assert ended["status"] == "SUCCEEDED" and json.loads(ended["output"])["successor"] == "lost-answer-1"
+    finally:
+        sfn._invoke_nested_start_execution = starting
+
+
+@case
 def a_run_without_end_ends():
     world = World(segments=1)
     given = {"mode": "backfill", "resume": {"run": "r", "number": 1000, "phase": "backfill", "plan": {"segments": 1, "generation": 0, "state": "open"}}}

@@ -1,0 +1,3 @@
+//! What each step calls.
+/// x
+pub const X: u8 = 0;
