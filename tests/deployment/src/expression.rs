@@ -103,13 +103,13 @@ pub fn read(text: &str) -> Uses {
     while let Some(first) = rest.chars().next() {
         let after = rest.get(first.len_utf8()..).unwrap_or_default();
         match first {
-            '\'' | '"' | '`' => match after.find(first) {
-                Some(end) => rest = after.get(end + 1..).unwrap_or_default(),
-                None => {
+            '\'' | '"' | '`' => {
+                let Some(end) = after.find(first) else {
                     uses.problems.push(format!("a {first} is not closed"));
                     break;
-                }
-            },
+                };
+                rest = after.get(end + 1..).unwrap_or_default();
+            }
             '(' | '[' | '{' => {
                 open.push(first);
                 rest = after;

@@ -289,7 +289,7 @@ fn collect<'a>(
         }
         Value::Array(items) => items.iter().for_each(|item| collect(item, at, members, sibling.clone(), out)),
         Value::Object(object) => {
-            object.values().for_each(|item| collect(item, at, members, sibling.clone(), out))
+            object.values().for_each(|item| collect(item, at, members, sibling.clone(), out));
         }
         _ => {}
     }
@@ -451,7 +451,7 @@ pub fn event_budget(machine: &Value) -> Findings {
         let once = conditions.iter().any(|condition| condition.contains("$phase = "));
         match counted {
             Some(turns) if turns * turn > 20_000 => {
-                found.push(format!("{}: {turns} turns of {turn} events", state.name))
+                found.push(format!("{}: {turns} turns of {turn} events", state.name));
             }
             Some(_) => {}
             None if spent && limit("turn").is_none_or(|most| turn > most) => {
