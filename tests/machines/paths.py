@@ -22,23 +22,19 @@ from ministack.services import stepfunctions as sfn  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FUNCTION = "arn:aws:lambda:us-east-1:000000000000:function:"
-LAYOUT = {"version", "table", "companion", "migration"}
-FIELDS = {
-    "preflight": LAYOUT
-    | {"mode", "segments", "newGeneration", "discardForeignCursor", "adoptForeignBarrier", "allowTtl", "allowReplicas"}
-    | {"repairRun", "pageSize"},
-    "backfill-page": LAYOUT | {"generation", "segment", "pageSize", "maxPages"},
-    "verify": LAYOUT | {"mode", "run", "epoch", "direction", "segment", "exact", "pageSize", "maxPages"},
-    "repair-page": LAYOUT | {"run", "direction", "segment", "dryRun", "pageSize", "maxPages"},
-    "finish-repair": LAYOUT | {"run"},
-    "check-rollout": LAYOUT | {"rollout"},
-    "install-barrier": LAYOUT
-    | {"epoch", "deadlineSeconds", "onFailure", "writesPaused", "cutoverUnderLoad", "owner", "adoptForeignBarrier"},
-    "publish-marker": LAYOUT | {"epoch"},
-    "release-barrier": LAYOUT | {"epoch", "reason"},
-    "verify-prefix-reads": LAYOUT,
-    "catalog-migrate-step": {"version", "mode", "store", "toFormat", "checkpoint", "maxSteps"},
-}
+
+
+def fields():
+    """Fields of every step's input: those of its examples."""
+    known = {}
+    for path in sorted((ROOT / "tests/deployment/examples").glob("*.input.json")):
+        step, *variant = path.name.removesuffix(".input.json").split(".")
+        if variant != ["event"]:
+            known.setdefault(step, set()).update(json.loads(path.read_text()))
+    return known
+
+
+FIELDS = fields()
 SUBSTITUTIONS = {
     "TableName": "lake",
     "CompanionTableName": "lake_prefix_v2",

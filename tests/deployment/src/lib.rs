@@ -4,6 +4,7 @@
 //! real document, which has to be clean, and on one that was broken on purpose, which has to be caught.
 
 pub mod calls;
+pub mod examples;
 pub mod expression;
 pub mod machine;
 pub mod project;
