@@ -452,6 +452,16 @@ def repair_mends_then_compares():
 
 
 @case
+def a_repair_that_already_runs_is_gone_on_with():
+    repairing = {"segments": 1, "generation": 0, "state": "repairing", "repairRun": "older"}
+    paging = iter(["continue", "continue"])
+    world = World(preflight=[answer(plan=repairing)], repair_page=lambda *_: answer(next(paging, "done")))
+    status, _, executions = run(world, {"mode": "repair", "turnLimit": 1})
+    assert status == "done" and executions == 2, (status, executions)
+    assert {p["run"] for s, p in world.calls if s in ("repair-page", "finish-repair")} == {"older"}
+
+
+@case
 def a_dry_repair_compares_nothing():
     world = World()
     assert run(world, {"mode": "repair", "dryRun": True})[0] == "done"
@@ -481,7 +491,8 @@ def bad_input_reaches_no_step():
     for given in [{}, {"mode": "all"}, {"mode": "plan", "version": 2}, {"mode": "finalize", "onfailure": "hold"}, {"mode": "finalize", "epoch": "mine"}, {"mode": "plan", "resume": resume}]:
         world = World()
         assert run(world, given)[0] == "InvalidInput" and world.calls == [], given
-    assert run(World(), {"mode": "plan"}, execution="n" * 65)[0] == "InvalidInput"
+    for name in ["n" * 65, "caf\u00e9", "a(b)"]:
+        assert run(World(), {"mode": "plan"}, execution=name)[0] == "InvalidInput", name
 
 
 @case

@@ -33,8 +33,7 @@ pub const ALL: &[Calls] = &[
             (V1, &["DescribeTable", "DescribeTimeToLive", "DescribeContinuousBackups"]),
             (V1, &["GetItem", "BatchGetItem", "ConditionCheckItem"]),
             (V1Internal, &["PutItem", "DeleteItem"]),
-            (V2, &["DescribeTable", "DescribeContinuousBackups"]),
-            (Metrics, &["GetMetricData"]),
+            (V2, &["DescribeTable", "DescribeTimeToLive", "DescribeContinuousBackups"]),
         ],
     ),
     (
@@ -48,7 +47,7 @@ pub const ALL: &[Calls] = &[
     (
         "verify",
         &[
-            (V1, &["Scan", "GetItem", "BatchGetItem"]),
+            (V1, &["Scan", "GetItem", "BatchGetItem", "ConditionCheckItem"]),
             (V1Internal, &["PutItem"]),
             (V2, &["Scan", "GetItem", "BatchGetItem"]),
         ],
@@ -61,10 +60,7 @@ pub const ALL: &[Calls] = &[
             (V2, &["Scan", "GetItem", "BatchGetItem", "PutItem", "DeleteItem"]),
         ],
     ),
-    (
-        "finish-repair",
-        &[(V1, &["GetItem", "BatchGetItem", "ConditionCheckItem"]), (V1Internal, &["PutItem"])],
-    ),
+    ("finish-repair", &[(V1, &["GetItem", "BatchGetItem"]), (V1Internal, &["PutItem"])]),
     ("check-rollout", &[(Metrics, &["GetMetricData"])]),
     (
         "install-barrier",
@@ -76,7 +72,7 @@ pub const ALL: &[Calls] = &[
     ),
     (
         "release-barrier",
-        &[(V1, &["GetItem", "ConditionCheckItem"]), (V1Internal, &["PutItem", "DeleteItem"])],
+        &[(V1, &["GetItem", "BatchGetItem", "ConditionCheckItem"]), (V1Internal, &["PutItem", "DeleteItem"])],
     ),
     ("verify-prefix-reads", &[(V1, &["GetItem", "BatchGetItem"]), (V2, &["Query"])]),
     (
@@ -85,8 +81,8 @@ pub const ALL: &[Calls] = &[
     ),
 ];
 
-/// Value of the dimension `phase` of what metadata nodes emit; a step's is its name.
-pub const WRITER_PHASE: &str = "writer";
+/// Dimensions migration and phase of `WriterMode`, which metadata nodes emit. A step's are the label and its name.
+pub const WRITER: [&str; 2] = ["layout", "serve"];
 
 #[cfg(test)]
 mod tests {

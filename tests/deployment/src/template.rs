@@ -296,10 +296,14 @@ fn metrics_read(template: &Value) -> Result<Vec<Read>, String> {
                 if !expression.starts_with("SEARCH('{Metashift,migration,phase} ") {
                     return Err(format!("the widget {title:?} does not search {}", telemetry::NAMESPACE));
                 }
+                let migration = quoted("migration").unwrap_or_default();
+                let label = migration.strip_prefix("${").and_then(|name| name.strip_suffix('}'));
+                let value =
+                    label.map_or(Value::from(migration.as_str()), |name| serde_json::json!({ "Ref": name }));
                 reads.push(Read {
                     by: format!("the widget {title:?}"),
                     name: quoted("MetricName").unwrap_or_default(),
-                    dimensions: vec![("migration".to_owned(), serde_json::json!({ "Ref": quoted("migration").unwrap_or_default().trim_matches(['$', '{', '}']) }))],
+                    dimensions: vec![("migration".to_owned(), value)],
                 });
             }
         }
@@ -308,23 +312,26 @@ fn metrics_read(template: &Value) -> Result<Vec<Read>, String> {
 }
 
 /// Every metric that an alarm or a widget reads is one that the code emits, with the dimensions it emits: migration
-/// is the label, phase the name of a step (or of the metadata nodes' own metric).
+/// is the label, phase the name of a step; the metadata nodes' own metric has its own.
 pub fn unknown_metrics(template: &Value) -> Findings {
     let reads = match metrics_read(template) {
         Ok(reads) => reads,
         Err(problem) => return vec![problem],
     };
     let emitted: BTreeSet<&str> = telemetry::ALL.iter().map(|metric| metric.name).collect();
-    let phases: BTreeSet<&str> =
-        calls::ALL.iter().map(|(step, _)| *step).chain([calls::WRITER_PHASE]).collect();
+    let phases: BTreeSet<&str> = calls::ALL.iter().map(|(step, _)| *step).collect();
+    let [writer_migration, writer_phase] = calls::WRITER;
     let mut found = Findings::new();
     for read in &reads {
         if !emitted.contains(read.name.as_str()) {
             found.push(format!("{} reads {}, which nothing emits", read.by, read.name));
         }
+        let by_nodes = read.name == telemetry::WRITER_MODE.name;
         for (dimension, value) in &read.dimensions {
             let known = match dimension.as_str() {
+                "migration" if by_nodes => value == writer_migration,
                 "migration" => value == &serde_json::json!({ "Ref": "MigrationLabel" }),
+                "phase" if by_nodes => value == writer_phase,
                 "phase" => value.as_str().is_some_and(|phase| phases.contains(phase)),
                 _ => false,
             };
@@ -708,6 +715,8 @@ mod tests {
             put(json!([])),
             "without both dimensions",
         );
+        let writers = "/Resources/V1OnlyPeersAlarm/Properties/Metrics/0/MetricStat/Metric/Dimensions/1/Value";
+        assert_caught(unknown_metrics, writers, put(json!("verify")), "reads WriterMode with phase");
         let renamed = |value: &mut Value| {
             *value = json!(value.as_str().unwrap().replace("\\\"ItemsCopied\\\"", "\\\"Copies\\\""));
         };
