@@ -84,6 +84,9 @@ pub const ALL: &[Calls] = &[
 /// Dimensions migration and phase of `WriterMode`, which metadata nodes emit. A step's are the label and its name.
 pub const WRITER: [&str; 2] = ["layout", "serve"];
 
+/// Dimension migration of the catalog's own metrics.
+pub const CATALOG: &str = "catalog";
+
 #[cfg(test)]
 mod tests {
     use super::*;

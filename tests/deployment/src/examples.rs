@@ -65,10 +65,10 @@ fn keys(text: &str) -> BTreeSet<String> {
 fn built(text: &str, common: &BTreeSet<String>) -> BTreeSet<String> {
     let mut keys = BTreeSet::new();
     let parts: Vec<&str> = text.split('\'').collect();
-    for pair in parts.windows(2).skip(1).step_by(2) {
-        if let [name, after] = pair
+    for place in parts.windows(3).step_by(2) {
+        if let [before, name, after] = place
+            && before.trim_end().ends_with(['{', ','])
             && after.trim_start().starts_with(':')
-            && !name.is_empty()
         {
             keys.insert((*name).to_owned());
         }

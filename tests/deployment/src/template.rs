@@ -330,6 +330,7 @@ pub fn unknown_metrics(template: &Value) -> Findings {
         for (dimension, value) in &read.dimensions {
             let known = match dimension.as_str() {
                 "migration" if by_nodes => value == writer_migration,
+                "migration" if read.name.starts_with("Catalog") => value == calls::CATALOG,
                 "migration" => value == &serde_json::json!({ "Ref": "MigrationLabel" }),
                 "phase" if by_nodes => value == writer_phase,
                 "phase" => value.as_str().is_some_and(|phase| phases.contains(phase)),
