@@ -17,8 +17,12 @@ use super::records::segment::{Mismatch, MismatchKind, Position, Segment, State, 
 use super::tables::{Item, Page, Tables};
 use super::transaction::Side;
 use super::walk::{Origin, SegmentInput, Visitor, Walker};
+use crate::environment::elapsed;
 use crate::step::{Budget, Status, StepOutput};
 use crate::{Error, ErrorKind, Result};
+
+/// Detail of an output: seconds for which the barrier was held when the step began.
+pub const BARRIER_HELD: &str = "barrierHeldSeconds";
 
 /// Compares the rest of one segment of one direction, before any cutover.
 ///
@@ -51,7 +55,9 @@ pub async fn verify(
 ) -> Result<StepOutput> {
     let tables = tables.metered();
     let plan = tables.load::<Plan>(plan::KEY).await?.ok_or_else(|| super::generation::no_plan())?;
-    check_cutover(&plan.record, epoch, tables.environment().now())?;
+    let now = tables.environment().now();
+    let held = elapsed(cutover_of(&plan.record, epoch)?.installed_at, now).as_secs_f64();
+    check_cutover(&plan.record, epoch, now)?;
     let walk = Walk::Verify { epoch: epoch.to_owned(), side };
     let mut walker = Walker::load(&tables, walk, input, budget, Origin::UnderPlan(&plan.bytes)).await?;
     let exact = exact && side == Side::V2;
@@ -66,7 +72,7 @@ pub async fn verify(
     let exact = walker.segment().exact;
     let visitor = Compare { side, kind: Kind::Final { epoch: epoch.to_owned(), exact } };
     let status = walker.run(&visitor).await?;
-    Ok(output(&walker, status))
+    Ok(output(&walker, status).with(BARRIER_HELD, held))
 }
 
 fn output(walker: &Walker, status: Status) -> StepOutput {
