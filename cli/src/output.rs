@@ -23,7 +23,6 @@ impl Output {
         Self { json }
     }
 
-
     /// A line for a person; nothing for a program.
     pub(crate) fn say(&self, text: impl AsRef<str>) {
         if !self.json {
