@@ -208,6 +208,9 @@ impl Run {
     ///
     /// Whatever fails after the barrier releases it, unless the cutover is to be held.
     pub async fn finalize(&self, start: &Start, evidence: &Evidence) -> Result<Finished> {
+        // What a person left out is said before hours of work, not after.
+        cutover::check_start(start)?;
+        check_rollout(evidence, self.tables.environment().now())?;
         let plan = self.open().await?;
         match plan.state {
             State::Final => return self.finished(None, Consumed::default()).await,
