@@ -1,1 +1,4 @@
 //! SlateDB catalog formats and their migration.
+
+pub mod key;
+pub mod value;
