@@ -1,4 +1,11 @@
 //! SlateDB catalog formats and their migration.
 
+pub mod authority;
+pub mod batch;
+pub mod deadline;
+pub mod format;
 pub mod key;
+pub mod location;
+pub mod read;
+pub mod store;
 pub mod value;
