@@ -43,6 +43,9 @@ pub trait CommitAuthority: Send + Sync {
     /// Makes everything durable and takes a named checkpoint; without a lifetime it stays until it is released.
     async fn checkpoint(&self, name: &str, lifetime: Option<Duration>) -> Result<()>;
 
+    /// Names of the checkpoints that the store has.
+    async fn checkpoints(&self) -> Result<Vec<String>>;
+
     /// Ends the session.
     async fn close(&self, ending: Ending) -> Result<()>;
 }

@@ -93,6 +93,12 @@ impl CommitAuthority for Native {
         self.deadline.wait(&format!("taking checkpoint {name}"), create).await.map(|_| ())
     }
 
+    async fn checkpoints(&self) -> Result<Vec<String>> {
+        self.deadline.wait("reading the manifest", self.db.refresh_manifest()).await?;
+        let manifest = self.db.manifest();
+        Ok(manifest.checkpoints().iter().filter_map(|found| found.name.clone()).collect())
+    }
+
     async fn close(&self, ending: Ending) -> Result<()> {
         close_writer(&self.db, ending, &self.deadline).await
     }
