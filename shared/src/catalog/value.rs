@@ -198,6 +198,23 @@ pub struct InlineChunk {
     pub data_file_id: Option<u64>,
 }
 
+/// Which chunk holds the rows up to the one in the key.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct InlineChunkLocator {
+    /// Id of the first row.
+    #[prost(uint64, tag = "1")]
+    pub row_id_start: u64,
+    /// As in the chunk's key.
+    #[prost(uint64, tag = "2")]
+    pub schema_version: u64,
+    /// As in the chunk's key.
+    #[prost(uint64, tag = "3")]
+    pub begin_snapshot: u64,
+    /// As in the chunk's key.
+    #[prost(uint64, tag = "4")]
+    pub chunk_seq: u64,
+}
+
 /// The id that a name of a current schema or table stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct NameEntry {
@@ -340,6 +357,10 @@ mod tests {
                 data_file_id: Some(3),
             },
             "0a027879100118022003",
+        );
+        golden(
+            &InlineChunkLocator { row_id_start: 1, schema_version: 2, begin_snapshot: 3, chunk_seq: 4 },
+            "0801100218032004",
         );
         golden(&NameEntry { id: 5 }, "0805");
         golden(&DeleteTargetEntry {}, "");

@@ -36,6 +36,11 @@ impl Native {
         Ok(Self { db, deadline })
     }
 
+    /// The deadline of this session's waits.
+    pub(crate) fn deadline(&self) -> &Deadline {
+        &self.deadline
+    }
+
     /// The writer itself, for what is not a batch.
     pub fn db(&self) -> &Db {
         &self.db
