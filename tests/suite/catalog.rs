@@ -1,1 +1,11 @@
 //! Catalog migrations through the command and the library.
+
+mod support;
+
+mod bounds;
+mod checkpoints;
+mod corruption;
+mod crashes;
+mod fencing;
+mod migrations;
+mod readers;

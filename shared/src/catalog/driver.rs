@@ -129,7 +129,7 @@ pub async fn run(
         return Err(Error::new(ErrorKind::Internal, "records without a database"));
     };
     let authority = Native::open(location, epoch, deadline.clone()).await?;
-    let result = migrate(&authority, registry, request, environment, budget, observe).await;
+    let result = Box::pin(migrate(&authority, registry, request, environment, budget, observe)).await;
     let mut report = match result {
         Ok(report) => report,
         Err(error) => {

@@ -141,7 +141,8 @@ pub(crate) async fn open_reader(
         .with_options(options)
         .with_segment_extractor(Arc::new(TagExtractor))
         .build();
-    deadline.wait(&format!("opening {location} for reading"), build).await.map(Arc::new)
+    // The future is large; on the heap it does not weigh on the stack of every caller.
+    deadline.wait(&format!("opening {location} for reading"), Box::pin(build)).await.map(Arc::new)
 }
 
 /// Opens the writer, taking the epoch after the one that was seen; ends `Fenced` if somebody took it meanwhile.
@@ -151,7 +152,7 @@ pub(crate) async fn open_writer(location: &Location, epoch: u64, deadline: &Dead
         .with_segment_extractor(Arc::new(TagExtractor))
         .with_expected_epoch(epoch)
         .build();
-    deadline.wait(&format!("opening {location} for writing"), build).await
+    deadline.wait(&format!("opening {location} for writing"), Box::pin(build)).await
 }
 
 /// How a writer ends.
@@ -172,7 +173,7 @@ pub(crate) async fn close_writer(db: &Db, ending: Ending, deadline: &Deadline) -
         Ending::Resumable => Some(FlushType::Wal),
         Ending::Abandoned => None,
     };
-    let close = db.close_with_options(CloseOptions::default().with_flush_type(flush));
+    let close = Box::pin(db.close_with_options(CloseOptions::default().with_flush_type(flush)));
     if ending == Ending::Abandoned {
         // The run has failed already; its own error is the answer, and a store that hangs must not hide it.
         match tokio::time::timeout(Duration::from_secs(1), close).await {
