@@ -95,27 +95,18 @@ async fn a_crash_after_any_write_of_the_four_stage_chain_1_to_12_resumes_to_the_
     dying_after_every_write(1, 12).await;
 }
 
-/// Dies at the first, second, … time that `point` is reached, until it is not reached so often. With `pages` every
-/// invocation before ends after that many batches, so that each step is durable by itself.
-async fn dying_at_every(case: &Case, point: &'static str, pages: Option<u32>) -> u64 {
+fn request(case: &Case) -> Request {
+    Request { checkpoint: true, ..Request::to(case.target) }
+}
+
+/// Dies at the first, second, … time that `point` is reached, until it is not reached so often; how often it was.
+async fn dying_at_every(case: &Case, point: &'static str) -> u64 {
     for times in 1.. {
         let shared = copied(&case.store).await;
-        let request = Request { checkpoint: true, ..Request::to(case.target) };
-        let mut left = times;
-        let died = loop {
-            let count = if pages.is_some() { 1 } else { left };
-            match dying_at(&shared, &request, budget().with_pages(pages), point, count).await {
-                Ended::Died if pages.is_none() || left == 1 => break true,
-                Ended::Died => left -= 1,
-                Ended::Lived(result) => {
-                    if result.unwrap().done {
-                        break false;
-                    }
-                }
-            }
-        };
+        let ended = dying_at(&shared, &request(case), budget(), point, times).await;
         case.recovers(&shared, &format!("dead at {point}, time {times}")).await;
-        if !died {
+        if let Ended::Lived(result) = ended {
+            assert!(result.unwrap().done);
             return times - 1;
         }
     }
@@ -128,7 +119,7 @@ async fn a_crash_at_any_named_point_of_the_chain_1_to_12_resumes_to_the_same_sto
     let mut met = Vec::new();
     for point in metashift::crash::ALL.iter().filter(|point| point.starts_with("catalog-")) {
         if *point != "catalog-abandoned" {
-            met.push((*point, dying_at_every(&case, point, None).await));
+            met.push((*point, dying_at_every(&case, point).await));
         }
     }
     assert_eq!(
@@ -148,6 +139,17 @@ async fn a_crash_at_any_named_point_of_the_chain_1_to_12_resumes_to_the_same_sto
 #[tokio::test]
 async fn a_crash_after_each_durable_step_resumes_to_the_same_store() {
     let case = Case::new(8, 12).await;
-    let durable = dying_at_every(&case, "catalog-flushed", Some(1)).await;
-    assert!(durable >= 7, "{durable}");
+    for steps in 1..=7 {
+        let shared = copied(&case.store).await;
+        for _ in 1..steps {
+            let one = budget().with_pages(Some(1));
+            let report =
+                migrate(&Location::new(Arc::clone(&shared), PATH), &request(&case), one).await.unwrap();
+            assert!(!report.done && report.records_moved > 0, "{report:?}");
+        }
+        let one = budget().with_pages(Some(1));
+        let ended = dying_at(&shared, &request(&case), one, "catalog-flushed", 1).await;
+        assert!(matches!(ended, Ended::Died), "{ended:?}");
+        case.recovers(&shared, &format!("dead after durable step {steps}")).await;
+    }
 }

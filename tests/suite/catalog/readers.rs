@@ -48,18 +48,18 @@ async fn at_every_seam_a_session_a_fresh_reader_and_a_reader_from_before_refuse_
         let seed = Seed { schemas: 20, tables: 400, delete_files: 600, ..Seed::small(from) };
         let store = seeded(seed).await;
         let shown = history(&store).await;
-        for (point, times, refuses) in [
-            ("catalog-started", 1, true),
-            ("catalog-flushed", 1, true),
-            ("catalog-flushed", 2, true),
-            ("catalog-finished", 1, false),
+        for (point, times, pages, refuses) in [
+            ("catalog-started", 1, None, true),
+            ("catalog-flushed", 1, Some(1), true),
+            ("catalog-flushed", 2, Some(1), true),
+            ("catalog-finished", 1, None, false),
         ] {
             let shared = copied(&store).await;
             let before = reader(&shared).await;
             let head = records(&dump(&shared).await).head.unwrap();
             assert_eq!(before.read(|view| async move { view.read_at(5).await }).await.unwrap(), shown[5]);
             for _ in 0..times {
-                dying_at(&shared, &Request::to(target), budget().with_pages(Some(1)), point, 1).await;
+                dying_at(&shared, &Request::to(target), budget().with_pages(pages), point, 1).await;
             }
             head_moved(&before, head).await;
             let read = |view: View| async move { view.read_at(5).await };
