@@ -81,6 +81,15 @@ impl Location {
     }
 }
 
+/// Makes the directory of a `file://` URL, so that a catalog can be created there; nothing for any other URL.
+pub fn make_directory(text: &str) -> Result<()> {
+    let directory =
+        Url::parse(text).ok().filter(|url| url.scheme() == "file").and_then(|url| url.to_file_path().ok());
+    let Some(directory) = directory else { return Ok(()) };
+    std::fs::create_dir_all(&directory)
+        .map_err(|error| Error::new(ErrorKind::InvalidInput, format!("store {text}: {error}")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -10,9 +11,9 @@ use super::format::NEWEST;
 use super::inspect::{Inspection, inspect};
 use super::location::Location;
 use super::units::Registry;
-use crate::environment::Environment;
+use crate::environment::{Environment, elapsed};
 use crate::step::{Budget, Progress, Status, StepOutput};
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result, telemetry};
 
 /// The one version of the input.
 pub const VERSION: u64 = 1;
@@ -114,6 +115,59 @@ pub async fn invoke(
     }
 }
 
+/// One invocation as a Lambda runs it: raw JSON in, JSON or a named error out, and the metrics of either.
+///
+/// `deadline` is when the invocation is ended from outside, in milliseconds since 1970.
+pub async fn lambda(event: Value, environment: &Environment, deadline: u64) -> (Result<Value>, String) {
+    let begun = environment.now();
+    let at =
+        i64::try_from(deadline).ok().and_then(|at| Timestamp::from_millisecond(at).ok()).unwrap_or(begun);
+    let budget = Budget::until(environment.clone(), at);
+    let mut phase = "step";
+    let answer = async {
+        let input = Input::parse(event)?;
+        if input.mode != Mode::Step {
+            phase = "inspect";
+        }
+        invoke(&input, environment, budget, Stop::default(), &|_| {}).await
+    }
+    .await;
+    let metrics = metrics(environment, phase, elapsed(begun, environment.now()), answer.as_ref());
+    let answer = answer.and_then(|output| {
+        serde_json::to_value(output)
+            .map_err(|error| Error::new(ErrorKind::Internal, format!("an output is no JSON: {error}")))
+    });
+    (answer, metrics)
+}
+
+/// The metrics of one invocation, on success and on error.
+fn metrics(
+    environment: &Environment,
+    phase: &str,
+    took: Duration,
+    answer: Result<&StepOutput, &Error>,
+) -> String {
+    let mut values = vec![(telemetry::STEP_SECONDS, took.as_secs_f64())];
+    let mut properties = serde_json::Map::new();
+    match answer {
+        Ok(output) => {
+            let detail = |name: &str| output.details.get(name).and_then(Value::as_f64);
+            for (metric, name) in [
+                (telemetry::CATALOG_RECORDS_MOVED, "recordsMoved"),
+                (telemetry::CATALOG_BATCHES, "batches"),
+                (telemetry::CATALOG_FORMAT, "format"),
+            ] {
+                values.extend(detail(name).map(|value| (metric, value)));
+            }
+        }
+        Err(error) => {
+            values.push((telemetry::STEP_ERRORS, 1.0));
+            properties.insert("error".to_owned(), error.kind().name().into());
+        }
+    }
+    telemetry::record(environment, &[("migration", "catalog"), ("phase", phase)], &values, properties)
+}
+
 /// The answer to an inspection: done when there is nothing to do.
 pub fn inspected(found: &Inspection) -> Result<StepOutput> {
     let status = if found.plan.is_empty() { Status::Done } else { Status::Continue };
@@ -174,6 +228,16 @@ mod tests {
         ] {
             assert_eq!(Input::parse(bad.clone()).unwrap_err().kind(), ErrorKind::InvalidInput, "{bad}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_bad_event_is_a_named_error_with_metrics() {
+        let environment = Environment::system();
+        let (answer, metrics) = lambda(json!({"version": 1}), &environment, u64::MAX).await;
+        assert_eq!(answer.unwrap_err().kind(), ErrorKind::InvalidInput);
+        let metrics: Value = serde_json::from_str(&metrics).unwrap();
+        assert_eq!((&metrics["StepErrors"], &metrics["error"]), (&json!(1.0), &json!("InvalidInput")));
+        assert_eq!(metrics["_aws"]["CloudWatchMetrics"][0]["Dimensions"], json!([["migration", "phase"]]));
     }
 
     #[test]
