@@ -90,7 +90,9 @@ impl std::fmt::Debug for Rows {
 impl Rows {
     /// The next key and value.
     pub async fn next(&mut self) -> Result<Option<(Bytes, Bytes)>> {
-        let next = self.deadline.wait("scanning the catalog", self.rows.next()).await?;
+        // The future is large: pinned here, only a reference to it is handed on.
+        let next = std::pin::pin!(self.rows.next());
+        let next = self.deadline.wait("scanning the catalog", next).await?;
         Ok(next.map(|row| (row.key, row.value)))
     }
 }
