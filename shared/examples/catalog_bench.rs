@@ -22,7 +22,8 @@ type Failure = Box<dyn std::error::Error>;
 #[tokio::main]
 async fn main() -> Result<(), Failure> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let argument = |place: usize| arguments.get(place).map(String::as_str).ok_or("see the source for its arguments");
+    let argument =
+        |place: usize| arguments.get(place).map(String::as_str).ok_or("see the source for its arguments");
     let environment = Environment::system();
     let url = format!("file://{}", argument(1)?);
     make_directory(&url)?;
@@ -31,14 +32,16 @@ async fn main() -> Result<(), Failure> {
     match argument(0)? {
         "seed" => {
             let tombstones = argument(2)?.parse()?;
-            let seed = Seed { format: 8, schemas: 10, tables: 100, delete_files: 100, tombstones, name_bytes: 8 };
+            let seed =
+                Seed { format: 8, schemas: 10, tables: 100, delete_files: 100, tombstones, name_bytes: 8 };
             seed::write(&location, seed, &Budget::unbounded(environment.clone())).await?;
         }
         "migrate" => {
             let seconds = argument(3).unwrap_or("60").parse()?;
             let budget = Budget::until(environment.clone(), begun + Duration::from_secs(seconds));
             let request = Request::to(argument(2)?.parse()?);
-            let report = run(&location, &Registry::shipped(), &request, &environment, budget, &|_| {}).await?;
+            let report =
+                run(&location, &Registry::shipped(), &request, &environment, budget, &|_| {}).await?;
             println!("{report:?}");
         }
         "raw" => raw(&location, argument(2)?.parse()?).await?,

@@ -35,6 +35,7 @@ pub(crate) struct Mortal {
     writes: AtomicU64,
     writes_left: AtomicU64,
     died: Notify,
+    hangs: bool,
 }
 
 impl fmt::Debug for Mortal {
@@ -56,12 +57,22 @@ impl Mortal {
 
     /// Dies at the write after this many.
     pub(crate) fn with_writes(inner: Arc<dyn ObjectStore>, writes: u64) -> Arc<Self> {
+        Self::made(inner, writes, false)
+    }
+
+    /// Answers no write after this many, and nothing at all from then on.
+    pub(crate) fn stuck_after(inner: Arc<dyn ObjectStore>, writes: u64) -> Arc<Self> {
+        Self::made(inner, writes, true)
+    }
+
+    fn made(inner: Arc<dyn ObjectStore>, writes: u64, hangs: bool) -> Arc<Self> {
         Arc::new(Self {
             inner,
             dead: AtomicBool::new(false),
             writes: AtomicU64::new(0),
             writes_left: AtomicU64::new(writes),
             died: Notify::new(),
+            hangs,
         })
     }
 
@@ -73,6 +84,14 @@ impl Mortal {
     /// Writes that went through.
     pub(crate) fn writes(&self) -> u64 {
         self.writes.load(Ordering::SeqCst)
+    }
+
+    /// Like [`Self::alive`], but a store that hangs never answers.
+    async fn answers(&self, result: object_store::Result<()>) -> object_store::Result<()> {
+        if result.is_err() && self.hangs {
+            std::future::pending::<()>().await;
+        }
+        result
     }
 
     fn alive(&self) -> object_store::Result<()> {
@@ -106,7 +125,7 @@ impl ObjectStore for Mortal {
         payload: PutPayload,
         options: PutOptions,
     ) -> object_store::Result<PutResult> {
-        self.write()?;
+        self.answers(self.write()).await?;
         self.inner.put_opts(location, payload, options).await
     }
 
@@ -115,12 +134,12 @@ impl ObjectStore for Mortal {
         location: &Path,
         options: PutMultipartOptions,
     ) -> object_store::Result<Box<dyn MultipartUpload>> {
-        self.write()?;
+        self.answers(self.write()).await?;
         self.inner.put_multipart_opts(location, options).await
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> object_store::Result<GetResult> {
-        self.alive()?;
+        self.answers(self.alive()).await?;
         self.inner.get_opts(location, options).await
     }
 
@@ -142,12 +161,12 @@ impl ObjectStore for Mortal {
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> object_store::Result<ListResult> {
-        self.alive()?;
+        self.answers(self.alive()).await?;
         self.inner.list_with_delimiter(prefix).await
     }
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> object_store::Result<()> {
-        self.write()?;
+        self.answers(self.write()).await?;
         self.inner.copy_opts(from, to, options).await
     }
 }
