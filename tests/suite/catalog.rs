@@ -8,4 +8,6 @@ mod corruption;
 mod crashes;
 mod fencing;
 mod migrations;
+mod processes;
 mod readers;
+mod registry;
