@@ -11,3 +11,4 @@ mod migrations;
 mod processes;
 mod readers;
 mod registry;
+mod s3;
