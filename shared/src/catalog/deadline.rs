@@ -10,7 +10,7 @@ use crate::step::Budget;
 use crate::{Error, ErrorKind, Result};
 
 /// The longest single wait of a run without a deadline: as long as a Lambda may live.
-pub const LONGEST_WAIT: Duration = Duration::from_secs(900);
+pub const LONGEST_WAIT: Duration = Duration::from_mins(15);
 
 /// Time kept for answering after a wait ran out.
 const ANSWER: Duration = Duration::from_secs(1);

@@ -23,7 +23,7 @@ pub(crate) mod phases;
 mod steps;
 
 /// How long the final checkpoint stays unless somebody refreshes it.
-pub const FINAL_LIFETIME: Duration = Duration::from_secs(7 * 24 * 3600);
+pub const FINAL_LIFETIME: Duration = Duration::from_hours(7 * 24);
 /// How often a batch that lost to another one is decided again before the run ends `Contended`.
 pub const ATTEMPTS: u32 = 8;
 /// Longest pause before the first of these; it doubles each time.

@@ -279,7 +279,7 @@ mod tests {
 
     fn bytes(text: &str, fields: &[u64]) -> Vec<u8> {
         let mut bytes = hex::decode(text.replace(' ', "")).unwrap();
-        fields.iter().for_each(|field| bytes.extend(field.to_be_bytes()));
+        bytes.extend(fields.iter().flat_map(|field| field.to_be_bytes()));
         bytes
     }
 

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use slatedb::config::DbReaderOptions;
 use slatedb::{Db, DbReaderMode, WriteBatch};
 
 use super::deadline::Deadline;
@@ -280,7 +281,8 @@ impl Seeder {
 /// compare before and after. Nothing else may, because with a marker there are holes.
 pub async fn read_at(location: &Location, snapshot: u64, budget: &Budget) -> Result<Contents> {
     let deadline = Deadline::of(budget);
-    let reader = open_reader(location, DbReaderMode::FollowLatest, Default::default(), &deadline).await?;
+    let reader =
+        open_reader(location, DbReaderMode::FollowLatest, DbReaderOptions::default(), &deadline).await?;
     let state: Arc<dyn Read> = Arc::new(StoreReader::following(Arc::clone(&reader), deadline.clone()));
     let records = system_records(state.as_ref()).await?;
     let format = records.format.map(|format| format.format_version).unwrap_or_default();
@@ -292,7 +294,8 @@ pub async fn read_at(location: &Location, snapshot: u64, budget: &Budget) -> Res
 /// Every key and value of a store, in key order.
 pub async fn dump(location: &Location, budget: &Budget) -> Result<Vec<(Bytes, Bytes)>> {
     let deadline = Deadline::of(budget);
-    let reader = open_reader(location, DbReaderMode::FollowLatest, Default::default(), &deadline).await?;
+    let reader =
+        open_reader(location, DbReaderMode::FollowLatest, DbReaderOptions::default(), &deadline).await?;
     let state = StoreReader::following(Arc::clone(&reader), deadline.clone());
     let mut rows = state.scan(Range::prefix(&[]), Fetch::Ahead).await?;
     let mut all = Vec::new();

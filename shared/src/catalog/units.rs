@@ -61,7 +61,7 @@ pub trait Unit: Send + Sync {
     /// Its name, in reports and errors.
     fn name(&self) -> &'static str;
     /// Formats that it starts from.
-    fn from_formats(&self) -> &'static [u64];
+    fn source_formats(&self) -> &'static [u64];
     /// The format that it reaches.
     fn to_format(&self) -> u64;
     /// What it does to the keyspace.

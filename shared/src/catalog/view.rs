@@ -156,7 +156,9 @@ impl View {
                 }
             }
         }
-        found.values_mut().for_each(|rows| rows.sort_by_key(|rows| rows.row_ids.first().copied()));
+        for rows in found.values_mut() {
+            rows.sort_by_key(|rows| rows.row_ids.first().copied());
+        }
         Ok(found)
     }
 

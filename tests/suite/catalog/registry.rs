@@ -29,7 +29,7 @@ impl Unit for MoveOptions {
         self.name
     }
 
-    fn from_formats(&self) -> &'static [u64] {
+    fn source_formats(&self) -> &'static [u64] {
         self.from
     }
 

@@ -18,7 +18,7 @@ impl Unit for IndexDeleteFileTargets {
         "index-delete-file-targets"
     }
 
-    fn from_formats(&self) -> &'static [u64] {
+    fn source_formats(&self) -> &'static [u64] {
         &[11]
     }
 

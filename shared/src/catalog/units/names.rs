@@ -18,7 +18,7 @@ impl Unit for IndexCurrentNames {
         "index-current-names"
     }
 
-    fn from_formats(&self) -> &'static [u64] {
+    fn source_formats(&self) -> &'static [u64] {
         &[9, 10]
     }
 

@@ -15,7 +15,7 @@ pub struct Registry {
 
 impl fmt::Debug for Registry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let paths = self.units.iter().map(|unit| (unit.name(), unit.from_formats(), unit.to_format()));
+        let paths = self.units.iter().map(|unit| (unit.name(), unit.source_formats(), unit.to_format()));
         f.debug_list().entries(paths).finish()
     }
 }
@@ -70,13 +70,13 @@ impl Registry {
     /// The unit from one format to another.
     pub fn unit(&self, from: u64, to: u64) -> Option<&dyn Unit> {
         let mut units = self.units.iter().map(AsRef::as_ref);
-        units.find(|unit| unit.from_formats().contains(&from) && unit.to_format() == to)
+        units.find(|unit| unit.source_formats().contains(&from) && unit.to_format() == to)
     }
 
     /// The unit that leads from a format towards a target.
     fn towards(&self, from: u64, target: u64) -> Option<&dyn Unit> {
         let mut units = self.units.iter().map(AsRef::as_ref);
-        units.find(|unit| unit.from_formats().contains(&from) && unit.to_format() <= target)
+        units.find(|unit| unit.source_formats().contains(&from) && unit.to_format() <= target)
     }
 
     /// What comes next for a store with these records.
@@ -191,7 +191,7 @@ mod tests {
             assert_eq!(plan(target, target), "");
         }
         let paths: Vec<_> =
-            shipped().iter().map(|unit| (unit.name(), unit.from_formats(), unit.to_format())).collect();
+            shipped().iter().map(|unit| (unit.name(), unit.source_formats(), unit.to_format())).collect();
         assert_eq!(
             paths,
             [

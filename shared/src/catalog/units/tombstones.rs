@@ -18,7 +18,7 @@ impl Unit for VersionInlineTombstones {
         "version-inline-tombstones"
     }
 
-    fn from_formats(&self) -> &'static [u64] {
+    fn source_formats(&self) -> &'static [u64] {
         &[8]
     }
 
