@@ -1,13 +1,12 @@
 //! `metashift catalog`: formats of a SlateDB catalog.
 
 use std::io::IsTerminal;
-use std::process::ExitCode;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use comfy_table::{Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
+use jiff::Timestamp;
 use metashift::catalog::abandon::abandon;
 use metashift::catalog::checkpoints;
 use metashift::catalog::deadline::Deadline;
@@ -21,14 +20,14 @@ use metashift::catalog::units::Registry;
 use metashift::environment::{Environment, elapsed};
 use metashift::step::{Budget, Status, StepOutput};
 use metashift::{Error, ErrorKind, Result};
+use serde::Serialize;
 use serde_json::{Value, json};
+
+use crate::output::Output;
 
 mod demo;
 
 pub(crate) use demo::demo;
-
-/// Exit code of a run that the user stopped; the same command resumes it.
-const STOPPED: u8 = metashift::error::Class::Stopped.exit_code();
 
 /// Time between two lines of progress in JSON.
 const LINE_EVERY: Duration = Duration::from_secs(1);
@@ -85,8 +84,7 @@ fn format(text: &str) -> std::result::Result<u64, String> {
     target.ok_or_else(|| "one of 9, 11 and 12".to_owned())
 }
 
-/// Runs one of the commands; the exit code is 130 if the user stopped it.
-pub(crate) async fn run(command: CatalogCommand, json: bool) -> Result<ExitCode> {
+pub(crate) async fn run(command: CatalogCommand, output: &Output) -> Result<()> {
     let environment = Environment::system();
     let budget = Budget::unbounded(environment.clone());
     match command {
@@ -94,57 +92,51 @@ pub(crate) async fn run(command: CatalogCommand, json: bool) -> Result<ExitCode>
             let location = Location::parse(&target.store.store)?;
             let registry = Registry::shipped();
             let found = inspect(&location, &registry, target.to_format, false, &environment, &budget).await?;
-            show_inspection(&found, json)?;
+            show_inspection(&found, output)
         }
-        CatalogCommand::Run(run) => return migrate(run, &environment, budget, json).await,
+        CatalogCommand::Run(run) => migrate(run, &environment, budget, output).await,
         CatalogCommand::Checkpoints(Store { store }) => {
             let location = Location::parse(&store)?;
             let listed = checkpoints::list(&location, &environment, &Deadline::of(&budget)).await?;
-            if json {
-                print_json(&json!({ "checkpoints": listed }));
-            } else {
-                let mut table = table(&["name", "created", "expires", "manifest", "id"]);
-                for found in listed {
-                    let expires = found.expires.unwrap_or_else(|| "never".to_owned());
-                    let expires = if found.expired { format!("{expires} (expired)") } else { expires };
-                    let name = found.name.unwrap_or_default();
-                    table.add_row([name, found.created, expires, found.manifest_id.to_string(), found.id]);
-                }
-                println!("{table}");
-            }
+            output.emit(&json!({ "checkpoints": listed }));
+            let rows = listed.into_iter().map(|found| {
+                let expires = found.expires.unwrap_or_else(|| "never".to_owned());
+                let expires = if found.expired { format!("{expires} (expired)") } else { expires };
+                vec![
+                    found.name.unwrap_or_default(),
+                    found.created,
+                    expires,
+                    found.manifest_id.to_string(),
+                    found.id,
+                ]
+            });
+            output.table(&["name", "created", "expires", "manifest", "id"], rows.collect());
+            Ok(())
         }
         CatalogCommand::Abandon(Store { store }) => {
             let done = abandon(&Location::parse(&store)?, &Registry::shipped(), budget).await?;
-            if json {
-                print_json(&json!({ "unit": done.unit, "format": done.format, "entries": done.entries }));
-            } else {
-                println!(
-                    "{} abandoned: {} entries removed, the store stays at format {}",
-                    done.unit, done.entries, done.format
-                );
-            }
+            let rows = [
+                ("abandoned", done.unit.clone()),
+                ("entries removed", done.entries.to_string()),
+                ("format, as before", done.format.to_string()),
+            ];
+            output.rows(&rows, &json!({ "unit": done.unit, "format": done.format, "entries": done.entries }));
+            Ok(())
         }
         CatalogCommand::Create(Store { store }) => {
             make_directory(&store)?;
-            let location = Location::parse(&store)?;
-            let catalog = Catalog::open(&location, &environment, &budget).await?;
+            let catalog = Catalog::open(&Location::parse(&store)?, &environment, &budget).await?;
             let view = catalog.read().await?;
             catalog.close().await?;
-            if json {
-                print_json(&json!({ "format": view.format(), "snapshotId": view.head().snapshot_id }));
-            } else {
-                println!(
-                    "{location}: a catalog of format {}, snapshot {}",
-                    view.format(),
-                    view.head().snapshot_id
-                );
-            }
+            let (format, snapshot) = (view.format(), view.head().snapshot_id);
+            let rows = [("format", format.to_string()), ("latest snapshot", snapshot.to_string())];
+            output.rows(&rows, &json!({ "format": format, "snapshotId": snapshot }));
+            Ok(())
         }
     }
-    Ok(ExitCode::SUCCESS)
 }
 
-async fn migrate(run: Run, environment: &Environment, budget: Budget, json: bool) -> Result<ExitCode> {
+async fn migrate(run: Run, environment: &Environment, budget: Budget, output: &Output) -> Result<()> {
     let input = Input {
         version: VERSION,
         store: run.target.store.store,
@@ -158,51 +150,33 @@ async fn migrate(run: Run, environment: &Environment, budget: Budget, json: bool
         let location = Location::parse(&input.store)?;
         let registry = Registry::shipped();
         let found = inspect(&location, &registry, input.to_format, true, environment, &budget).await?;
-        show_inspection(&found, json)?;
-        return Ok(ExitCode::SUCCESS);
+        return show_inspection(&found, output);
     }
-    let stop = Stop::default();
-    let asked = stop.clone();
-    let listener = tokio::spawn(async move {
-        if tokio::signal::ctrl_c().await.is_ok() {
-            asked.ask();
-        }
-    });
-    let progress = ProgressLine::new(environment, json);
+    // Ctrl-C drops the run: what is durable stays, and the same command goes on from there.
+    let progress = ProgressLine::new(environment, output);
     let observe = |report: &Report| progress.show(report);
-    let output = invoke(&input, environment, budget, stop.clone(), &observe).await;
-    listener.abort();
+    let answer = invoke(&input, environment, budget, Stop::default(), &observe).await;
     progress.bar.finish_and_clear();
-    let output = output?;
-    show_output(&output, json)?;
-    Ok(if stop.is_asked() && output.status != Status::Done {
-        ExitCode::from(STOPPED)
-    } else {
-        ExitCode::SUCCESS
-    })
+    show_answer(&answer?, output)
 }
 
 /// Progress by records moved: a bar for people, a line a second for programs.
 struct ProgressLine<'a> {
     environment: &'a Environment,
-    json: bool,
+    output: &'a Output,
     bar: ProgressBar,
-    last: Mutex<Option<jiff::Timestamp>>,
+    last: Mutex<Option<Timestamp>>,
 }
 
 impl<'a> ProgressLine<'a> {
-    fn new(environment: &'a Environment, json: bool) -> Self {
-        let bar = if json || !std::io::stderr().is_terminal() {
-            ProgressBar::hidden()
-        } else {
-            ProgressBar::no_length()
-        };
-        if let Ok(style) =
-            ProgressStyle::with_template("{msg:28} {bar:32} {human_pos}/{human_len} records {per_sec}")
-        {
+    fn new(environment: &'a Environment, output: &'a Output) -> Self {
+        let shown = !output.is_json() && std::io::stderr().is_terminal();
+        let bar = if shown { ProgressBar::no_length() } else { ProgressBar::hidden() };
+        let template = "{msg:>28} {wide_bar} {human_pos}/{human_len} records, {per_sec}";
+        if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
         }
-        Self { environment, json, bar, last: Mutex::new(None) }
+        Self { environment, output, bar, last: Mutex::new(None) }
     }
 
     fn show(&self, report: &Report) {
@@ -211,14 +185,11 @@ impl<'a> ProgressLine<'a> {
         }
         self.bar.set_message(report.units.last().cloned().unwrap_or_default());
         self.bar.set_position(report.records_moved);
-        if !self.json {
-            return;
-        }
         let now = self.environment.now();
-        let Ok(mut last) = self.last.lock() else { return };
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if last.is_none_or(|last| elapsed(last, now) >= LINE_EVERY) {
             *last = Some(now);
-            print_json(&json!({
+            self.output.emit(&json!({
                 "status": "continue",
                 "unit": report.units.last(),
                 "recordsMoved": report.records_moved,
@@ -228,15 +199,9 @@ impl<'a> ProgressLine<'a> {
     }
 }
 
-fn show_output(output: &StepOutput, json: bool) -> Result<()> {
-    let value = serde_json::to_value(output)
-        .map_err(|error| Error::new(ErrorKind::Internal, format!("an output is no JSON: {error}")))?;
-    if json {
-        print_json(&value);
-        return Ok(());
-    }
-    let mut table = table(&["", ""]);
-    for (name, field) in [
+fn show_answer(answer: &StepOutput, output: &Output) -> Result<()> {
+    let value = as_json(answer)?;
+    let rows: Vec<_> = [
         ("from format", "fromFormat"),
         ("format", "format"),
         ("units", "units"),
@@ -246,60 +211,44 @@ fn show_output(output: &StepOutput, json: bool) -> Result<()> {
         ("resumed", "resumed"),
         ("checkpoint before", "preCheckpoint"),
         ("checkpoint of the result", "finalCheckpoint"),
-    ] {
-        if let Some(value) = value.get(field).filter(|value| !value.is_null()) {
-            table.add_row([name.to_owned(), text(value)]);
-        }
-    }
-    println!("{table}");
-    if output.status != Status::Done {
-        println!("not finished; the same command goes on from here");
+    ]
+    .into_iter()
+    .filter_map(|(name, field)| Some((name, text(value.get(field).filter(|value| !value.is_null())?))))
+    .collect();
+    output.rows(&rows, &value);
+    if answer.status != Status::Done {
+        output.say("not finished; the same command goes on from here");
     }
     Ok(())
 }
 
-fn show_inspection(found: &Inspection, json: bool) -> Result<()> {
-    if json {
-        let output = inspected(found)?;
-        let value = serde_json::to_value(output)
-            .map_err(|error| Error::new(ErrorKind::Internal, format!("an output is no JSON: {error}")))?;
-        print_json(&value);
-        return Ok(());
-    }
-    let mut about = table(&["", ""]);
-    about.add_row(["format".to_owned(), found.format.to_string()]);
-    about.add_row(["written by".to_owned(), found.writer_version.clone()]);
-    about.add_row(["latest snapshot".to_owned(), found.snapshot_id.to_string()]);
-    about.add_row(["batches so far".to_owned(), found.batch_seq.to_string()]);
-    about.add_row(["readable now".to_owned(), found.readable.to_string()]);
+fn show_inspection(found: &Inspection, output: &Output) -> Result<()> {
+    let mut about = vec![
+        ("format", found.format.to_string()),
+        ("written by", found.writer_version.clone()),
+        ("latest snapshot", found.snapshot_id.to_string()),
+        ("batches so far", found.batch_seq.to_string()),
+        ("readable now", found.readable.to_string()),
+    ];
     if let Some(unit) = &found.under_way {
-        about.add_row(["under way".to_owned(), format!("{} to {}", unit.from_format, unit.to_format)]);
-        about.add_row(["cursor".to_owned(), unit.cursor.clone()]);
+        about.push(("under way", format!("{} to {}", unit.from_format, unit.to_format)));
+        about.push(("cursor", unit.cursor.clone()));
     }
-    for name in found.checkpoints.iter().filter_map(|found| found.name.as_ref()) {
-        about.add_row(["checkpoint".to_owned(), name.clone()]);
-    }
-    println!("{about}");
+    about.extend(found.checkpoints.iter().filter_map(|found| Some(("checkpoint", found.name.clone()?))));
+    output.rows(&about, &as_json(&inspected(found)?)?);
     if found.plan.is_empty() {
-        println!("nothing to do: the store is at format {}", found.to_format);
+        output.say(format!("nothing to do: the store is at format {}", found.to_format));
         return Ok(());
     }
-    let mut plan = table(&["a run would do", "records", "bytes"]);
     let count = |number: Option<u64>| number.map_or_else(|| "?".to_owned(), |number| number.to_string());
-    for planned in &found.plan {
-        plan.add_row([planned.unit.clone(), count(planned.records), count(planned.bytes)]);
-    }
-    println!("{plan}");
+    let rows = found.plan.iter().map(|next| vec![next.unit.clone(), count(next.records), count(next.bytes)]);
+    output.table(&["a run would do", "records", "bytes"], rows.collect());
     Ok(())
 }
 
-fn table(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    if header.iter().any(|name| !name.is_empty()) {
-        table.set_header(header);
-    }
-    table
+fn as_json(value: &impl Serialize) -> Result<Value> {
+    serde_json::to_value(value)
+        .map_err(|error| Error::new(ErrorKind::Internal, format!("an answer is no JSON: {error}")))
 }
 
 fn text(value: &Value) -> String {
@@ -308,8 +257,4 @@ fn text(value: &Value) -> String {
         Value::Array(parts) => parts.iter().map(text).collect::<Vec<_>>().join(", "),
         other => other.to_string(),
     }
-}
-
-fn print_json(value: &Value) {
-    println!("{value}");
 }

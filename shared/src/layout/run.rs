@@ -194,17 +194,14 @@ impl Run {
         Ok((total, summary))
     }
 
-    /// Counts v1 exactly and finds what cannot move; gives the survey's id.
-    pub async fn survey(&self, segments: u32) -> Result<(String, Total)> {
+    /// Counts v1 exactly and finds what cannot move; a survey of the same id goes on where it stopped.
+    pub async fn survey(&self, id: &str, segments: u32) -> Result<Total> {
         check_page_size(self.page_size)?;
         generation::check_segments(segments)?;
-        let run = self.tables.environment().id();
-        let total = self
-            .walk("survey", segments, |segment| {
-                survey(&self.tables, &run, self.input(segment, segments), self.budget())
-            })
-            .await?;
-        Ok((run, total))
+        self.walk("survey", segments, |segment| {
+            survey(&self.tables, id, self.input(segment, segments), self.budget())
+        })
+        .await
     }
 
     /// Backfill, rehearsal, rollout check, barrier, verification, marker, first reads.

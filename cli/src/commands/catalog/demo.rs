@@ -15,7 +15,7 @@ use metashift::{Error, ErrorKind, Result};
 use serde_json::json;
 use tokio::sync::Notify;
 
-use super::{print_json, table};
+use crate::output::Output;
 
 /// What the demo's store holds.
 const SEED: Seed =
@@ -23,17 +23,17 @@ const SEED: Seed =
 
 /// Seeds a store of format 8 in a temporary directory, migrates it to 12 with one kill on the way, and compares what
 /// every snapshot shows before and after.
-pub(crate) async fn demo(environment: &Environment, json: bool) -> Result<()> {
+pub(crate) async fn demo(environment: &Environment, output: &Output) -> Result<()> {
     let directory = std::env::temp_dir().join(format!("metashift-demo-{}", environment.id()));
     let url = format!("file://{}", directory.display());
     make_directory(&url)?;
-    let result = story(&Location::parse(&url)?, environment, json).await;
+    let result = Box::pin(story(&Location::parse(&url)?, environment, output)).await;
     std::fs::remove_dir_all(&directory)
         .map_err(|error| Error::new(ErrorKind::Internal, format!("{}: {error}", directory.display())))?;
     result
 }
 
-async fn story(location: &Location, environment: &Environment, json: bool) -> Result<()> {
+async fn story(location: &Location, environment: &Environment, output: &Output) -> Result<()> {
     let budget = Budget::unbounded(environment.clone());
     seed::write(location, SEED, &budget).await?;
     let before = shown(location, &budget).await?;
@@ -57,9 +57,13 @@ async fn story(location: &Location, environment: &Environment, json: bool) -> Re
     let report = run(location, &registry, &request, environment, budget.clone(), &|_| {}).await?;
     let after = shown(location, &budget).await?;
     if before != after {
-        return Err(Error::new(ErrorKind::Internal, "a snapshot shows something else after the migration"));
+        return Err(Error::new(
+            ErrorKind::VerificationFailed,
+            "a snapshot shows something else after the migration",
+        )
+        .next("this must never happen: report it"));
     }
-    tell(&found.under_way.is_some().then_some(found.format), &report, &before, json);
+    tell(found.under_way.is_some().then_some(found.format), &report, &before, output);
     Ok(())
 }
 
@@ -71,39 +75,26 @@ async fn shown(location: &Location, budget: &Budget) -> Result<Vec<Contents>> {
     Ok(all)
 }
 
-fn tell(killed_at: &Option<u64>, report: &Report, shown: &[Contents], json: bool) {
-    let rows = |contents: &Contents| -> usize {
-        contents.rows.values().flatten().map(|rows| rows.row_ids.len()).sum()
-    };
-    if json {
-        print_json(&json!({
-            "catalog": {
-                "fromFormat": report.from_format,
-                "format": report.format,
-                "killedInFormat": killed_at,
-                "resumed": report.resumed,
-                "recordsMovedAfterTheKill": report.records_moved,
-                "snapshotsCompared": shown.len(),
-                "equal": true,
-            }
-        }));
-        return;
-    }
-    let killed =
-        killed_at.map_or_else(String::new, |format| format!(", killed on the way in format {format}"));
-    println!(
-        "catalog: format {} to {}{killed}; each snapshot shows the same before and after",
+fn tell(killed_in: Option<u64>, report: &Report, shown: &[Contents], output: &Output) {
+    output.emit(&json!({
+        "demo": "catalog",
+        "fromFormat": report.from_format,
+        "format": report.format,
+        "killedInFormat": killed_in,
+        "resumed": report.resumed,
+        "recordsMovedAfterTheKill": report.records_moved,
+        "snapshotsCompared": shown.len(),
+    }));
+    let killed = killed_in
+        .map_or_else(String::new, |format| format!(", killed on the way in format {format} and resumed"));
+    output.say(format!(
+        "catalog: format {} to {}{killed}; every snapshot shows the same before and after",
         report.from_format, report.format
-    );
-    let mut table = table(&["snapshot", "schemas", "tables", "delete files", "inline rows"]);
-    for (snapshot, contents) in shown.iter().enumerate() {
-        table.add_row([
-            snapshot.to_string(),
-            contents.schemas.len().to_string(),
-            contents.tables.len().to_string(),
-            contents.delete_files.len().to_string(),
-            rows(contents).to_string(),
-        ]);
-    }
-    println!("{table}");
+    ));
+    let rows = shown.iter().enumerate().map(|(snapshot, contents)| {
+        let rows: usize = contents.rows.values().flatten().map(|rows| rows.row_ids.len()).sum();
+        let counts = [contents.schemas.len(), contents.tables.len(), contents.delete_files.len(), rows];
+        std::iter::once(snapshot).chain(counts).map(|number| number.to_string()).collect()
+    });
+    output.table(&["snapshot", "schemas", "tables", "delete files", "inline rows"], rows.collect());
 }
