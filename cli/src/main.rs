@@ -34,6 +34,9 @@ enum Command {
     /// The DynamoDB prefix layout.
     #[command(subcommand)]
     Layout(commands::layout::LayoutCommand),
+    /// Formats of a SlateDB catalog.
+    #[command(subcommand)]
+    Catalog(commands::catalog::CatalogCommand),
 }
 
 fn main() -> ExitCode {
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
                 Command::Demo(args) => commands::demo::run(args, &output).await,
                 Command::Sandbox(args) => commands::sandbox::run(args, &output).await,
                 Command::Layout(command) => commands::layout::run(command, &output).await,
+                Command::Catalog(command) => commands::catalog::run(command, &output).await,
             }
         };
         tokio::select! {

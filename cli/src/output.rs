@@ -23,6 +23,11 @@ impl Output {
         Self { json }
     }
 
+    /// Whether a program reads it.
+    pub(crate) fn is_json(&self) -> bool {
+        self.json
+    }
+
     /// A line for a person; nothing for a program.
     pub(crate) fn say(&self, text: impl AsRef<str>) {
         if !self.json {

@@ -14,6 +14,7 @@ use metashift::{Error, ErrorKind, Result};
 use metashift_sandbox::{Server, compare, seed};
 use serde_json::json;
 
+use super::catalog;
 use super::sandbox::start_workload;
 use crate::output::Output;
 
@@ -31,7 +32,9 @@ pub(crate) struct DemoArgs {
 }
 
 pub(crate) async fn run(args: DemoArgs, output: &Output) -> Result<()> {
-    layout(&args, output).await
+    layout(&args, output).await?;
+    output.say("5. a catalog of format 8, migrated to 12 and killed on the way");
+    catalog::demo(&Environment::system(), output).await
 }
 
 async fn layout(args: &DemoArgs, output: &Output) -> Result<()> {
