@@ -4,3 +4,4 @@
 //! --all-features`), so that `env!("CARGO_BIN_EXE_metashift")` is the command, built with crash points.
 
 mod catalog;
+mod layout;

@@ -1,0 +1,5 @@
+//! One file a command.
+
+pub(crate) mod demo;
+pub(crate) mod layout;
+pub(crate) mod sandbox;

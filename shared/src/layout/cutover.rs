@@ -1,0 +1,497 @@
+//! The cutover: rollout check, barrier, marker, release, and the first reads of the new layout.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::family::ROOT;
+use super::generation::{self, Leftovers, backfill_segments, load_plan, no_plan};
+use super::outcome::Reason;
+use super::plan::{self, Beside, check_deadline, cutover_of, transition};
+use super::records::plan::{Cutover, OnFailure, Plan, State};
+use super::records::segment::{Segment, State as SegmentState, Walk};
+use super::records::{BARRIER_KEY, Stored};
+use super::store::{MetaStore, Mode};
+use super::tables::Tables;
+use super::transaction::Side;
+use super::verify::{self, Summary};
+use crate::crash;
+use crate::environment::elapsed;
+use crate::{Error, ErrorKind, Result};
+
+/// How long a cutover may take where the input does not say.
+pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(900);
+
+/// Longest deadline that the input may ask for.
+pub const LONGEST_DEADLINE: Duration = Duration::from_secs(24 * 3600);
+
+/// How long the barrier's transaction is tried against writers that check it.
+const BARRIER_PATIENCE: Duration = Duration::from_secs(60);
+
+/// A family with more items is read by its first page after the cutover, not whole.
+const WHOLE_FAMILY: u64 = 20_000;
+
+/// What a cutover is started with.
+#[derive(Debug, Clone)]
+pub struct Start {
+    /// Its id: 1 to 80 letters, digits, `-`, `_` or `.`; used once.
+    pub epoch: String,
+    /// How long it may take: up to 24 hours.
+    pub deadline: Duration,
+    /// What happens to the barrier when it fails.
+    pub on_failure: OnFailure,
+    /// Admission of metadata writes is paused.
+    pub writes_paused: bool,
+    /// Writers stay, and are refused while the barrier stands.
+    pub under_load: bool,
+    /// Who runs it.
+    pub owner: String,
+    /// Takes over a barrier that another migrator left.
+    pub adopt_foreign_barrier: bool,
+}
+
+/// A cutover that holds the barrier, or found the work done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Installed {
+    /// The barrier is held by this epoch.
+    Held(Cutover),
+    /// The marker is there already.
+    Published,
+}
+
+/// Open → finalizing with a fresh epoch, and the barrier. The same epoch again is a no-op.
+///
+/// `BlockedByRejects`, `BlockedByDivergence`, `PlanMismatch` (backfill is not done), `Superseded` (another cutover),
+/// `ForeignLeftovers`, `Contended` after 60 seconds against busy writers with nothing changed.
+pub async fn install_barrier(tables: &Tables, start: &Start) -> Result<Installed> {
+    check_start(start)?;
+    let tables = tables.patient(BARRIER_PATIENCE);
+    loop {
+        let stored = load_plan(&tables).await?.ok_or_else(no_plan)?;
+        let plan = &stored.record;
+        generation::check_layout(plan, tables.layout())?;
+        match plan.state {
+            State::Final => return Ok(Installed::Published),
+            State::Finalizing => return Ok(Installed::Held(cutover_of(plan, &start.epoch)?.clone())),
+            State::Open => {}
+            State::Opening | State::Closing | State::Repairing => {
+                return Err(plan::refused(plan, State::Open));
+            }
+        }
+        check_ready(&tables, plan).await?;
+        check_fresh(&tables, plan, &start.epoch).await?;
+        let now = tables.environment().now();
+        let next = plan::begin_cutover(
+            plan,
+            Cutover {
+                epoch: start.epoch.clone(),
+                installed_at: now,
+                deadline: now.saturating_add(start.deadline).unwrap_or(now),
+                on_failure: start.on_failure,
+                owner: start.owner.clone(),
+                verified: None,
+            },
+        )?;
+        let beside = if start.adopt_foreign_barrier { Beside::AdoptBarrier } else { Beside::TakeBarrier };
+        let sent = tables
+            .transact(&transition(Some(&stored.bytes), &next, beside)?, &tables.environment().id())
+            .await?;
+        match sent {
+            Ok(()) => crash::reach("barrier-installed").await,
+            Err(reasons) => {
+                let failed = |index: usize| matches!(reasons.get(index), Some(Reason::ConditionFailed(_)));
+                // Plan first: whoever changed it is read in the next turn.
+                if !failed(0) && failed(2) {
+                    generation::check_leftovers(&tables, false, true).await?;
+                } else if !failed(0) && failed(1) {
+                    return Err(Error::new(
+                        ErrorKind::ForeignLeftovers,
+                        "a write barrier stands that no plan of ours knows: another migrator's finalization",
+                    )
+                    .next("make sure that migrator is dead, then finalize with --adopt-foreign-barrier"));
+                }
+            }
+        }
+    }
+}
+
+fn check_start(start: &Start) -> Result<()> {
+    let invalid = |message: &str, next: &str| Err(Error::new(ErrorKind::InvalidInput, message).next(next));
+    if !start.writes_paused && !start.under_load {
+        return invalid(
+            "a cutover needs writers to be paused",
+            "pause admission and say --writes-paused, or accept refused writes with --under-load",
+        );
+    }
+    check_id("epoch", &start.epoch)?;
+    if start.deadline.is_zero() || start.deadline > LONGEST_DEADLINE {
+        return invalid("the deadline is not between 1 second and 24 hours", "leave it out for 15 minutes");
+    }
+    Ok(())
+}
+
+/// `InvalidInput` for an id that is not 1 to 80 letters, digits, `-`, `_` or `.`.
+pub fn check_id(what: &str, id: &str) -> Result<()> {
+    let valid = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if (1..=80).contains(&id.len()) && id.chars().all(valid) {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::InvalidInput,
+        format!("{what} {id:?}: 1 to 80 letters, digits, -, _ or . are possible"),
+    ))
+}
+
+/// Every segment done, no rejects, no diverged keys.
+async fn check_ready(tables: &Tables, plan: &Plan) -> Result<()> {
+    let segments = backfill_segments(tables, plan).await?;
+    let done = segments.iter().filter(|segment| segment.state == SegmentState::Done).count();
+    if done < plan.segments as usize {
+        return Err(Error::new(
+            ErrorKind::PlanMismatch,
+            format!("backfill is not done: {done} of {} segments are", plan.segments),
+        )
+        .next("finish it: metashift layout run"));
+    }
+    check_unblocked(&segments)
+}
+
+/// `BlockedByRejects` or `BlockedByDivergence` where keys stand in the way of finalization.
+pub fn check_unblocked(segments: &[Segment]) -> Result<()> {
+    let rejected: u64 = segments.iter().map(|segment| segment.rejected).sum();
+    let diverged: u64 = segments.iter().map(|segment| segment.diverged).sum();
+    if rejected > 0 {
+        return Err(Error::new(ErrorKind::BlockedByRejects, format!("{rejected} keys cannot move")).next(
+            "list them with metashift layout rejects, mend or delete them, then metashift layout run",
+        ));
+    }
+    if diverged > 0 {
+        return Err(Error::new(
+            ErrorKind::BlockedByDivergence,
+            format!("{diverged} keys differ between the tables"),
+        )
+        .next("list them with metashift layout rejects, mend them with metashift layout repair"));
+    }
+    Ok(())
+}
+
+/// An epoch that has verify records was used before.
+async fn check_fresh(tables: &Tables, plan: &Plan, epoch: &str) -> Result<()> {
+    let keys: Vec<_> = [Side::V1, Side::V2]
+        .into_iter()
+        .flat_map(|side| {
+            let walk = Walk::Verify { epoch: epoch.to_owned(), side };
+            (0..plan.segments).map(move |segment| walk.key(segment))
+        })
+        .collect();
+    if tables.load_many::<Segment>(&keys).await?.is_empty() {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::InvalidInput, format!("epoch {epoch} was used before; an epoch is used once"))
+        .next("start the cutover again with a fresh epoch"))
+}
+
+/// How a publish ended, where it did not fail.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Published {
+    /// The marker is there; so many items were found equal.
+    Marker {
+        /// Items verified.
+        verified: u64,
+    },
+    /// The totals differ and the v2 direction only counted: verify it again exactly, then publish again.
+    VerifyExactly,
+}
+
+/// Re-reads all verify records of the epoch and publishes the marker.
+///
+/// `VerificationFailed` names the differences; `CutoverExpired` past the deadline; `Superseded` where the epoch's
+/// barrier is gone; `PlanMismatch` where the verification is not complete.
+pub async fn publish_marker(tables: &Tables, epoch: &str) -> Result<Published> {
+    loop {
+        let stored = load_plan(tables).await?.ok_or_else(no_plan)?;
+        let plan = &stored.record;
+        if verify::is_final(plan) {
+            let verified = plan.cutover.as_ref().and_then(|cutover| cutover.verified).unwrap_or_default();
+            return Ok(Published::Marker { verified });
+        }
+        check_deadline(cutover_of(plan, epoch)?, tables.environment().now())?;
+        let summary = summary_of(tables, plan, epoch).await?;
+        if !summary.is_complete() {
+            return Err(Error::new(
+                ErrorKind::PlanMismatch,
+                format!("verification is not complete: {} of {} segments", summary.done, summary.segments),
+            )
+            .next("verify every segment in both directions, then publish again"));
+        }
+        if summary.mismatched > 0 || (summary.exact && summary.v1_items != summary.v2_items) {
+            return Err(verify::failed(&summary));
+        }
+        if summary.v1_items != summary.v2_items {
+            return Ok(Published::VerifyExactly);
+        }
+        let next = plan::finalize(plan, epoch, summary.v1_items)?;
+        let transaction = transition(Some(&stored.bytes), &next, Beside::PublishMarker)?;
+        match tables.transact(&transaction, &tables.environment().id()).await {
+            Ok(Ok(())) => {
+                crash::reach("marker-published").await;
+                return Ok(Published::Marker { verified: summary.v1_items });
+            }
+            Ok(Err(reasons)) => {
+                let failed = |index: usize| matches!(reasons.get(index), Some(Reason::ConditionFailed(_)));
+                if !failed(0) {
+                    return Err(Error::new(
+                        ErrorKind::ForeignLeftovers,
+                        "the plan is ours, but somebody else changed the barrier or the marker",
+                    )
+                    .next("see metashift layout status; stop the other migrator"));
+                }
+            }
+            // Whether it landed is in the plan, which only this epoch's publish makes final.
+            Err(error) if error.kind() == ErrorKind::OutcomeUnknown => {
+                if load_plan(tables).await?.is_none_or(|stored| !verify::is_final(&stored.record)) {
+                    return Err(error);
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// What the verification of an epoch says.
+pub async fn summary_of(tables: &Tables, plan: &Plan, epoch: &str) -> Result<Summary> {
+    Summary::load(tables, plan.segments, |side| Walk::Verify { epoch: epoch.to_owned(), side }).await
+}
+
+/// Why a barrier is to be released.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Why {
+    /// The run failed.
+    Failure,
+    /// A person says so; the only reason that a held cutover gives way to.
+    Abort,
+    /// The execution that owns the cutover ended without releasing it.
+    OwnerEnded,
+    /// The deadline may have passed.
+    Deadline,
+}
+
+/// How a release ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Released {
+    /// The barrier is gone; writers go on under v1.
+    Released(Cutover),
+    /// The marker is there: the run goes on as a success.
+    Published,
+    /// This epoch does not hold the barrier.
+    NotHeld,
+    /// The cutover asked to be held for a person.
+    Held(Cutover),
+    /// The deadline is still ahead.
+    NotYet(Duration),
+}
+
+/// Takes the barrier away, before the marker; `epoch` names the cutover, `None` whichever holds it.
+pub async fn release_barrier(tables: &Tables, epoch: Option<&str>, why: Why) -> Result<Released> {
+    let tables = tables.patient(BARRIER_PATIENCE);
+    loop {
+        let Some(stored) = load_plan(&tables).await? else {
+            return Ok(Released::NotHeld);
+        };
+        let plan = &stored.record;
+        match plan.state {
+            State::Final => return Ok(Released::Published),
+            State::Finalizing => {}
+            State::Opening | State::Open | State::Closing | State::Repairing => {
+                return Ok(if Leftovers::load(&tables).await?.marker {
+                    Released::Published
+                } else {
+                    Released::NotHeld
+                });
+            }
+        }
+        let Some(cutover) =
+            plan.cutover.clone().filter(|cutover| epoch.is_none_or(|epoch| cutover.epoch == epoch))
+        else {
+            return Ok(Released::NotHeld);
+        };
+        if cutover.on_failure == OnFailure::Hold && why != Why::Abort {
+            return Ok(Released::Held(cutover));
+        }
+        if why == Why::Deadline {
+            let now = tables.environment().now();
+            if now < cutover.deadline {
+                return Ok(Released::NotYet(elapsed(now, cutover.deadline)));
+            }
+        }
+        let next = plan::release(plan, &cutover.epoch)?;
+        let transaction = transition(Some(&stored.bytes), &next, Beside::ReleaseBarrier)?;
+        let Err(reasons) = tables.transact(&transaction, &tables.environment().id()).await? else {
+            crash::reach("barrier-released").await;
+            return Ok(Released::Released(cutover));
+        };
+        let failed = |index: usize| matches!(reasons.get(index), Some(Reason::ConditionFailed(_)));
+        if !failed(0) && failed(2) {
+            return Ok(Released::Published);
+        }
+        if !failed(0) && failed(1) {
+            return self_heal(&tables, &stored, &next, cutover).await;
+        }
+    }
+}
+
+/// The plan says finalizing and the barrier is not there, or not ours: somebody removed it by hand.
+async fn self_heal(
+    tables: &Tables,
+    stored: &Stored<Plan>,
+    next: &Plan,
+    cutover: Cutover,
+) -> Result<Released> {
+    if tables.get(Side::V1, BARRIER_KEY).await?.is_some() {
+        return Err(Error::new(ErrorKind::ForeignLeftovers, "the write barrier has an unknown value")
+            .next("find out who wrote it; change nothing by hand"));
+    }
+    let transaction = transition(Some(&stored.bytes), next, Beside::NotFinalizing)?;
+    match tables.transact(&transaction, &tables.environment().id()).await? {
+        Ok(()) => Ok(Released::Released(cutover)),
+        Err(_) => {
+            Err(Error::new(ErrorKind::Contended, "the cutover changed while it was released")
+                .next("try again"))
+        }
+    }
+}
+
+/// Releases a cutover whose deadline has passed, unless it is held: any later command ends what a dead run left.
+pub async fn release_expired(tables: &Tables) -> Result<Option<Cutover>> {
+    match release_barrier(tables, None, Why::Deadline).await? {
+        Released::Released(cutover) => Ok(Some(cutover)),
+        _ => Ok(None),
+    }
+}
+
+/// Evidence that every writer is dual-capable.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Evidence {
+    /// A person says so.
+    Acknowledged(bool),
+    /// `WriterMode` as CloudWatch has it: each reporter's latest value and its time.
+    Reports {
+        /// One entry a reporter.
+        reports: Vec<(Timestamp, f64)>,
+        /// Reporters that there must be at least.
+        minimum: u32,
+        /// A report must be younger than this.
+        window: Duration,
+    },
+}
+
+/// `RolloutNotReady` unless the evidence shows that no writer is v1-only. Silence shows nothing.
+pub fn check_rollout(evidence: &Evidence, now: Timestamp) -> Result<()> {
+    let not_ready =
+        |message: String, next: &str| Err(Error::new(ErrorKind::RolloutNotReady, message).next(next));
+    match evidence {
+        Evidence::Acknowledged(true) => Ok(()),
+        Evidence::Acknowledged(false) => not_ready(
+            "nobody has said that every metadata node runs in dual mode".to_owned(),
+            "check the nodes, then say --rollout-acknowledged",
+        ),
+        Evidence::Reports { reports, minimum, window } => {
+            let fresh: Vec<_> = reports.iter().filter(|(at, _)| elapsed(*at, now) < *window).collect();
+            let v1_only = fresh.iter().filter(|(_, mode)| *mode > 0.0).count();
+            if v1_only > 0 {
+                return not_ready(
+                    format!("{v1_only} nodes still write v1 only"),
+                    "roll them to dual mode, then finalize again",
+                );
+            }
+            if fresh.len() < *minimum as usize {
+                return not_ready(
+                    format!(
+                        "{} of at least {minimum} nodes reported within {} s",
+                        fresh.len(),
+                        window.as_secs()
+                    ),
+                    "find the silent nodes; silence is not zero",
+                );
+            }
+            Ok(())
+        }
+    }
+}
+
+/// What the first reads of the new layout showed of one family.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FamilyRead {
+    /// The family.
+    pub family: String,
+    /// Items that the verification counted.
+    pub verified: u64,
+    /// Items read; of a family with more than 20,000, its first page.
+    pub read: u64,
+    /// True where every item was read.
+    pub whole: bool,
+}
+
+/// Reads each family by its prefix as a v2-only node does, and counts. Fails if any read scanned v1.
+///
+/// Writers may be at work again, so that counts may have moved on.
+pub async fn verify_prefix_reads(tables: &Tables) -> Result<Vec<FamilyRead>> {
+    let tables = tables.metered();
+    let stored = load_plan(&tables).await?.ok_or_else(no_plan)?;
+    let Some(cutover) = stored.record.cutover.as_ref().filter(|_| verify::is_final(&stored.record)) else {
+        return Err(plan::refused(&stored.record, State::Final));
+    };
+    let summary = summary_of(&tables, &stored.record, &cutover.epoch).await?;
+    let store = MetaStore::open(tables.clone(), Mode::V2Only).await?;
+    let mut reads = Vec::new();
+    for (family, verified) in &summary.families {
+        // Keys without a / have no prefix to be read by; the rest of a long tail is counted together.
+        if family.is_empty() || family == ROOT {
+            continue;
+        }
+        let prefix = format!("{family}/");
+        let whole = *verified <= WHOLE_FAMILY;
+        let read = if whole {
+            store.list(&prefix).await?.len() as u64
+        } else {
+            let page = store.prefix_page(&prefix, 1000, None).await?;
+            page.entries.len() as u64
+        };
+        reads.push(FamilyRead { family: family.clone(), verified: *verified, read, whole });
+    }
+    if store.usage().requests.contains_key("Scan v1") {
+        return Err(Error::new(ErrorKind::Internal, "a prefix read of the new layout scanned the old table"));
+    }
+    Ok(reads)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silence_is_not_zero() {
+        let now = Timestamp::UNIX_EPOCH + Duration::from_secs(1000);
+        let kind = |reports: &[(u64, f64)]| {
+            let reports =
+                reports.iter().map(|(age, mode)| (now - Duration::from_secs(*age), *mode)).collect();
+            let evidence = Evidence::Reports { reports, minimum: 2, window: Duration::from_secs(300) };
+            check_rollout(&evidence, now).err().map(|error| error.kind())
+        };
+        assert_eq!(kind(&[(10, 0.0), (20, 0.0)]), None);
+        assert_eq!(kind(&[]), Some(ErrorKind::RolloutNotReady));
+        assert_eq!(kind(&[(10, 0.0)]), Some(ErrorKind::RolloutNotReady));
+        assert_eq!(kind(&[(10, 0.0), (300, 0.0)]), Some(ErrorKind::RolloutNotReady));
+        assert_eq!(kind(&[(10, 0.0), (20, 0.0), (30, 1.0)]), Some(ErrorKind::RolloutNotReady));
+        assert!(check_rollout(&Evidence::Acknowledged(false), now).is_err());
+        assert!(check_rollout(&Evidence::Acknowledged(true), now).is_ok());
+    }
+
+    #[test]
+    fn an_id_is_short_and_plain() {
+        assert!(check_id("epoch", "run-1_a.B").is_ok());
+        for id in ["", "a/b", "a b", &"x".repeat(81)] {
+            assert!(check_id("epoch", id).is_err(), "{id}");
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! Making, adopting and moving on the plan: the first generation, the next one, a repair.
+//!
+//! Each function goes on wherever an earlier process stopped: the plan's state says what is still to be done.
+
+use std::collections::HashMap;
+
+use super::family::Layout;
+use super::outcome::Reason;
+use super::plan::{self, Beside, transition};
+use super::records::plan::{KEY as PLAN_KEY, MOST_SEGMENTS, Plan, State};
+use super::records::segment::{Segment, State as SegmentState, Walk};
+use super::records::{self, BARRIER_KEY, FOREIGN_CURSOR_KEY, MARKER_KEY, MARKER_VALUE, Stored};
+use super::tables::Tables;
+use super::transaction::{Action, Role, Side, Transaction, Write};
+use super::{transaction::Condition, walk::superseded};
+use crate::crash;
+use crate::{Error, ErrorKind, Result};
+
+/// Records created in one transaction.
+const CREATED_AT_ONCE: usize = 50;
+
+/// Times that a segment record is read again because its worker still writes it, before the close gives up.
+const MOST_CLOSE_ATTEMPTS: usize = 100;
+
+/// There is no plan yet.
+pub fn no_plan() -> Error {
+    Error::new(ErrorKind::PlanMismatch, "this table has no migration plan")
+        .next("make one with metashift layout run")
+}
+
+/// The plan, if there is one.
+pub async fn load_plan(tables: &Tables) -> Result<Option<Stored<Plan>>> {
+    tables.load(PLAN_KEY).await
+}
+
+/// `InvalidInput` for a number of segments that a plan cannot have.
+pub fn check_segments(segments: u32) -> Result<()> {
+    if (1..=MOST_SEGMENTS).contains(&segments) {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::InvalidInput,
+        format!("{segments} segments; 1 to {MOST_SEGMENTS} are possible"),
+    ))
+}
+
+/// `LayoutMismatch` where the plan was made with another layout.
+pub fn check_layout(plan: &Plan, layout: &Layout) -> Result<()> {
+    if plan.layout == layout.fingerprint() {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::LayoutMismatch,
+        format!("the plan was made with layout {}, this run has {}", plan.layout, layout.fingerprint()),
+    )
+    .next("pass the same --layout file as the run that made the plan"))
+}
+
+/// What a migration leaves, or another migrator left, beside the plan.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Leftovers {
+    /// The barrier is there.
+    pub barrier: bool,
+    /// The marker is there.
+    pub marker: bool,
+    /// Bytes of a field migrator's cursor.
+    pub foreign_cursor: Option<Vec<u8>>,
+}
+
+impl Leftovers {
+    /// Reads the three records shared with the field.
+    pub async fn load(tables: &Tables) -> Result<Self> {
+        let items = tables.get_many(Side::V1, &[BARRIER_KEY, MARKER_KEY, FOREIGN_CURSOR_KEY]).await?;
+        if let Some(marker) = items.get(MARKER_KEY)
+            && marker.value() != Some(MARKER_VALUE)
+        {
+            return Err(Error::new(ErrorKind::Corruption, "the authority marker has an unknown value")
+                .next("use the version that wrote it; change nothing by hand"));
+        }
+        Ok(Self {
+            barrier: items.contains_key(BARRIER_KEY),
+            marker: items.contains_key(MARKER_KEY),
+            foreign_cursor: items
+                .get(FOREIGN_CURSOR_KEY)
+                .map(|item| item.value().map(<[u8]>::to_vec).unwrap_or_default()),
+        })
+    }
+}
+
+/// Refuses to start over what another migrator left; `discard_cursor` removes its cursor instead.
+///
+/// Reads the barrier first and the plan after it, so that a cutover of our own that starts in between is not taken
+/// for somebody else's.
+pub async fn check_leftovers(
+    tables: &Tables,
+    discard_cursor: bool,
+    adopt_barrier: bool,
+) -> Result<Leftovers> {
+    let left = Leftovers::load(tables).await?;
+    let plan = load_plan(tables).await?.map(|stored| stored.record);
+    let state = plan.map(|plan| plan.state);
+    if left.marker && state != Some(State::Final) {
+        return Err(Error::new(
+            ErrorKind::AlreadyFinalized,
+            "the marker was published by another migrator: the prefix layout is the authority",
+        )
+        .next("nothing is left to migrate; restart pods so that they read it"));
+    }
+    if left.barrier && !matches!(state, Some(State::Finalizing | State::Final)) && !adopt_barrier {
+        // It may have been ours, released between the two reads.
+        if Leftovers::load(tables).await?.barrier
+            && load_plan(tables).await?.is_none_or(|stored| stored.record.state != State::Finalizing)
+        {
+            return Err(Error::new(
+                ErrorKind::ForeignLeftovers,
+                "a write barrier stands that no plan of ours knows: another migrator's finalization",
+            )
+            .next("make sure that migrator is dead, then finalize with --adopt-foreign-barrier"));
+        }
+    }
+    if let Some(cursor) = &left.foreign_cursor {
+        if !discard_cursor {
+            return Err(Error::new(
+                ErrorKind::ForeignLeftovers,
+                format!("another migrator's cursor is here, at {:?}", String::from_utf8_lossy(cursor)),
+            )
+            .next("make sure that migrator is dead, then run with --discard-foreign-cursor"));
+        }
+        let action =
+            Action::v1(FOREIGN_CURSOR_KEY, Write::Delete, Condition::Equals(cursor.clone()), Role::Record);
+        let transaction = Transaction { actions: vec![action] };
+        let token = tables.environment().id();
+        if tables.transact(&transaction, &token).await?.is_err() {
+            return Err(Error::new(
+                ErrorKind::ForeignLeftovers,
+                "another migrator's cursor moved: it is alive",
+            )
+            .next("stop that migrator, then run again"));
+        }
+    }
+    Ok(left)
+}
+
+/// What the plan should be like.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PlanWish {
+    /// Segments: 1 to 256; `None`: the plan's own, or the default.
+    pub segments: Option<u32>,
+    /// Segments of a plan that is made anew, where the wish says nothing.
+    pub default_segments: u32,
+    /// Starts the next generation, which walks everything again.
+    pub new_generation: bool,
+}
+
+/// Makes the plan, or goes on with the one that is there, until it is open, or in a state that is not backfill's:
+/// repairing, finalizing, final.
+///
+/// `LayoutMismatch` for another layout, `PlanMismatch` for another number of segments without a new generation.
+pub async fn open_plan(tables: &Tables, wish: PlanWish) -> Result<Stored<Plan>> {
+    if let Some(segments) = wish.segments {
+        check_segments(segments)?;
+    }
+    let mut advanced = false;
+    loop {
+        let Some(stored) = load_plan(tables).await? else {
+            let segments = wish.segments.unwrap_or(wish.default_segments);
+            check_segments(segments)?;
+            let first = Plan::first(tables.layout().fingerprint(), segments);
+            move_plan(tables, None, &first, Beside::Nothing).await?;
+            crash::reach("plan-opening").await;
+            advanced = true;
+            continue;
+        };
+        check_layout(&stored.record, tables.layout())?;
+        let plan = &stored.record;
+        match plan.state {
+            State::Opening => {
+                let walk = Walk::Backfill { generation: plan.generation };
+                create_records(tables, &walk, plan.segments).await?;
+                move_plan(tables, Some(&stored.bytes), &plan::opened(plan)?, Beside::Nothing).await?;
+                crash::reach("plan-open").await;
+                advanced = true;
+            }
+            State::Closing => {
+                close_records(tables, &Walk::Backfill { generation: plan.generation }, plan.segments).await?;
+                let next = plan::next_generation(plan, wish.segments.unwrap_or(plan.segments))?;
+                move_plan(tables, Some(&stored.bytes), &next, Beside::Nothing).await?;
+                crash::reach("plan-opening").await;
+                advanced = true;
+            }
+            State::Open if wish.new_generation && !advanced => {
+                let next = plan::close_generation(plan)?;
+                move_plan(tables, Some(&stored.bytes), &next, Beside::NotFinalizing).await?;
+                crash::reach("plan-closing").await;
+            }
+            State::Open | State::Repairing | State::Finalizing | State::Final => {
+                if wish.new_generation && plan.state != State::Open {
+                    return Err(plan::refused(plan, State::Open));
+                }
+                if let Some(segments) = wish.segments
+                    && segments != plan.segments
+                {
+                    return Err(Error::new(
+                        ErrorKind::PlanMismatch,
+                        format!("the plan has {} segments, the input asks for {segments}", plan.segments),
+                    )
+                    .next("leave --segments out, or start again from the first item with --new-generation"));
+                }
+                return Ok(stored);
+            }
+        }
+    }
+}
+
+/// Moves the plan; losing to somebody else is no error, the caller reads it again.
+async fn move_plan(tables: &Tables, read: Option<&[u8]>, next: &Plan, beside: Beside) -> Result<()> {
+    let sent = tables.transact(&transition(read, next, beside)?, &tables.environment().id()).await?;
+    let Err(reasons) = sent else { return Ok(()) };
+    let failed = |index: usize| matches!(reasons.get(index), Some(Reason::ConditionFailed(_)));
+    // Plan untouched and yet refused: barrier or marker stand in the way.
+    if !failed(0) && (failed(1) || failed(2)) {
+        let what = if failed(2) { "the marker is published" } else { "a write barrier stands" };
+        let kind = if failed(2) { ErrorKind::AlreadyFinalized } else { ErrorKind::ForeignLeftovers };
+        return Err(
+            Error::new(kind, format!("the plan cannot change: {what}")).next("see metashift layout status")
+        );
+    }
+    Ok(())
+}
+
+/// Creates each segment record of a walk that is not there, as open.
+async fn create_records(tables: &Tables, walk: &Walk, segments: u32) -> Result<()> {
+    let keys: Vec<_> = (0..segments).map(|segment| walk.key(segment)).collect();
+    loop {
+        let there: HashMap<String, Stored<Segment>> = tables.load_many(&keys).await?;
+        let missing: Vec<_> = keys.iter().filter(|key| !there.contains_key(*key)).collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let open = records::encode(&Segment::default())?;
+        for keys in missing.chunks(CREATED_AT_ONCE) {
+            let actions = keys.iter().map(|key| Action::record(key, None, Write::Put(open.clone())));
+            let transaction = Transaction { actions: actions.collect() };
+            // Refused: somebody else created one of them; the next look says which are still missing.
+            let _created = tables.transact(&transaction, &tables.environment().id()).await?;
+            crash::reach("segment-created").await;
+        }
+    }
+}
+
+/// Puts each segment record of a walk as closed, on its exact value.
+async fn close_records(tables: &Tables, walk: &Walk, segments: u32) -> Result<()> {
+    create_records(tables, walk, segments).await?;
+    for segment in 0..segments {
+        let key = walk.key(segment);
+        let mut attempts = 0;
+        loop {
+            let stored =
+                tables.load::<Segment>(&key).await?.ok_or_else(|| superseded(&key, "its record is gone"))?;
+            if stored.record.state == SegmentState::Closed {
+                break;
+            }
+            let mut closed = stored.record.clone();
+            closed.state = SegmentState::Closed;
+            closed.writer = Some(tables.environment().id());
+            if tables.put_record(&key, Some(&stored.bytes), &closed).await? {
+                crash::reach("segment-closed").await;
+                break;
+            }
+            attempts += 1;
+            if attempts == MOST_CLOSE_ATTEMPTS {
+                return Err(Error::new(ErrorKind::Contended, format!("{key}: its worker does not stop"))
+                    .next("pause the run (metashift layout pause), then try again"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Begins a repair, or goes on with the one that is there: gives its id and the plan's segments.
+///
+/// `run` names a repair to begin; one that already runs under another id is gone on with.
+pub async fn begin_repair(tables: &Tables, run: &str) -> Result<(String, u32)> {
+    loop {
+        let stored = load_plan(tables).await?.ok_or_else(no_plan)?;
+        check_layout(&stored.record, tables.layout())?;
+        if stored.record.state == State::Repairing {
+            let run = stored.record.repair_run.clone().unwrap_or_default();
+            for side in [Side::V1, Side::V2] {
+                let walk = Walk::Repair { run: run.clone(), side };
+                create_records(tables, &walk, stored.record.segments).await?;
+            }
+            return Ok((run, stored.record.segments));
+        }
+        let next = plan::begin_repair(&stored.record, run)?;
+        move_plan(tables, Some(&stored.bytes), &next, Beside::NotFinalizing).await?;
+        crash::reach("repair-opened").await;
+    }
+}
+
+/// Ends a repair: closes its records, then opens the plan. Ending it twice is no error.
+pub async fn finish_repair(tables: &Tables, run: &str) -> Result<()> {
+    loop {
+        let stored = load_plan(tables).await?.ok_or_else(no_plan)?;
+        if stored.record.state == State::Open {
+            return Ok(());
+        }
+        let next = plan::end_repair(&stored.record, run)?;
+        for side in [Side::V1, Side::V2] {
+            let walk = Walk::Repair { run: run.to_owned(), side };
+            close_records(tables, &walk, stored.record.segments).await?;
+        }
+        move_plan(tables, Some(&stored.bytes), &next, Beside::Nothing).await?;
+        crash::reach("repair-closed").await;
+    }
+}
+
+/// All segment records of the plan's generation.
+pub async fn backfill_segments(tables: &Tables, plan: &Plan) -> Result<Vec<Segment>> {
+    let walk = Walk::Backfill { generation: plan.generation };
+    let keys: Vec<_> = (0..plan.segments).map(|segment| walk.key(segment)).collect();
+    let mut found = tables.load_many::<Segment>(&keys).await?;
+    Ok(keys.iter().filter_map(|key| found.remove(key)).map(|stored| stored.record).collect())
+}

@@ -1,0 +1,105 @@
+//! Every durable record of the layout migration: items of v1 under `__lake_internal/`.
+//!
+//! The first three are shared, to the byte, with binaries already in the field; the others are JSON objects with a
+//! `version`. A newer version is refused; fields that this version does not know survive a rewrite.
+
+pub mod control;
+pub mod plan;
+pub mod reject;
+pub mod segment;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::{Error, ErrorKind, Result};
+
+/// The marker: v2 is the authority. Never changed or removed once there.
+pub const MARKER_KEY: &str = "__lake_internal/dynamo-prefix-v2-authority";
+/// The marker's only value.
+pub const MARKER_VALUE: &[u8] = b"complete-v1";
+/// The durable write barrier.
+pub const BARRIER_KEY: &str = "__lake_internal/dynamo-prefix-v2-finalize-barrier";
+/// The barrier's only value.
+pub const BARRIER_VALUE: &[u8] = b"locked-v1";
+/// A field migrator's scan cursor (UTF-8 `pk`); never written by this software.
+pub const FOREIGN_CURSOR_KEY: &str = "__lake_internal/dynamo-prefix-v2-backfill-cursor";
+/// Everything of ours begins with this.
+pub const OWN_PREFIX: &str = "__lake_internal/dynamo-prefix-v2/";
+
+/// Version that this software writes into every record of its own.
+pub const VERSION: u32 = 1;
+
+/// A durable record of our own.
+pub trait Record: Serialize + DeserializeOwned {}
+
+/// A record and the exact bytes that it was read from, on which its next write is conditional.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Stored<R> {
+    /// The record.
+    pub record: R,
+    /// What is stored.
+    pub bytes: Vec<u8>,
+}
+
+/// The bytes of a record.
+pub fn encode<R: Record>(record: &R) -> Result<Vec<u8>> {
+    serde_json::to_vec(record)
+        .map_err(|error| Error::new(ErrorKind::Internal, "a record has no JSON form").because(error))
+}
+
+/// Reads a record; `key` is for the error.
+///
+/// `NewerRecord` where its version is newer, `Corruption` where it is not of the documented form.
+pub fn decode<R: Record>(key: &str, bytes: &[u8]) -> Result<R> {
+    let corrupt = |message: String| {
+        Error::new(ErrorKind::Corruption, format!("record {key}: {message}"))
+            .next("keep the item as it is and report it")
+    };
+    let value: serde_json::Value =
+        serde_json::from_slice(bytes).map_err(|error| corrupt(format!("not JSON: {error}")))?;
+    let version = value.get("version").and_then(serde_json::Value::as_u64);
+    match version {
+        Some(version) if version > u64::from(VERSION) => Err(Error::new(
+            ErrorKind::NewerRecord,
+            format!("record {key} has version {version}; this binary knows {VERSION}"),
+        )
+        .next("run the metashift version that wrote it, or a newer one")),
+        Some(version) if version == u64::from(VERSION) => {
+            serde_json::from_value(value).map_err(|error| corrupt(error.to_string()))
+        }
+        _ => Err(corrupt("no version".to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::control::Control;
+    use super::*;
+
+    #[test]
+    fn the_three_records_shared_with_the_field_are_pinned_to_the_byte() {
+        assert_eq!(MARKER_KEY, "__lake_internal/dynamo-prefix-v2-authority");
+        assert_eq!(MARKER_VALUE, b"complete-v1");
+        assert_eq!(BARRIER_KEY, "__lake_internal/dynamo-prefix-v2-finalize-barrier");
+        assert_eq!(BARRIER_VALUE, b"locked-v1");
+        assert_eq!(FOREIGN_CURSOR_KEY, "__lake_internal/dynamo-prefix-v2-backfill-cursor");
+    }
+
+    #[test]
+    fn a_newer_record_is_refused_and_a_broken_one_is_corruption() {
+        let kind = |bytes: &[u8]| decode::<Control>("k", bytes).unwrap_err().kind();
+        assert_eq!(kind(br#"{"version":2}"#), ErrorKind::NewerRecord);
+        for bytes in [&b""[..], b"{}", b"[]", b"\xff", br#"{"version":"1"}"#, br#"{"version":1,"paused":3}"#]
+        {
+            assert_eq!(kind(bytes), ErrorKind::Corruption, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn fields_of_another_version_survive_a_rewrite() {
+        let control: Control =
+            decode("k", br#"{"version":1,"paused":true,"writeUnits":null,"later":{"a":1}}"#).unwrap();
+        let text = String::from_utf8(encode(&control).unwrap()).unwrap();
+        assert!(text.contains(r#""later":{"a":1}"#), "{text}");
+    }
+}

@@ -1,0 +1,140 @@
+//! `plan`: the one record that everything which must exclude something else goes through. Never removed.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::{Record, VERSION};
+
+/// Key of the record.
+pub const KEY: &str = "__lake_internal/dynamo-prefix-v2/plan";
+
+/// Most segments of a plan.
+pub const MOST_SEGMENTS: u32 = 256;
+
+/// State of a migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum State {
+    /// The generation's segment records are being created.
+    Opening,
+    /// Backfill may run.
+    Open,
+    /// The generation's segment records are being closed.
+    Closing,
+    /// A repair runs.
+    Repairing,
+    /// The barrier is held by the cutover's epoch.
+    Finalizing,
+    /// The marker is published.
+    Final,
+}
+
+/// What happens to the barrier when a cutover fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum OnFailure {
+    /// It is taken away; writers go on under v1.
+    #[default]
+    Release,
+    /// It stays until a person aborts.
+    Hold,
+}
+
+/// A cutover that holds, or held, the barrier.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Cutover {
+    /// Id of this cutover; never used twice.
+    pub epoch: String,
+    /// When the barrier was installed, RFC 3339 in UTC.
+    pub installed_at: jiff::Timestamp,
+    /// When the cutover fails if it is not published, RFC 3339 in UTC.
+    pub deadline: jiff::Timestamp,
+    /// What happens to the barrier then.
+    pub on_failure: OnFailure,
+    /// Who runs it: an execution or `local:<id>`.
+    pub owner: String,
+    /// Items that the verification found equal; set with the marker.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub verified: Option<u64>,
+}
+
+/// The plan of a migration.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Plan {
+    /// 1.
+    pub version: u32,
+    /// Fingerprint of the layout.
+    pub layout: String,
+    /// Segments of every walk: 1 to 256.
+    pub segments: u32,
+    /// Number of the backfill generation, from 0.
+    pub generation: u64,
+    /// State.
+    pub state: State,
+    /// Id of the repair, while repairing.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub repair_run: Option<String>,
+    /// The cutover, while finalizing and once final.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub cutover: Option<Cutover>,
+    /// Epoch of the last cutover that was released.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub released: Option<String>,
+    /// Fields of other versions.
+    #[serde(flatten)]
+    pub extra: Map<String, Value>,
+}
+
+impl Record for Plan {}
+
+impl Plan {
+    /// The plan of a table that has none: generation 0, opening.
+    pub fn first(layout: String, segments: u32) -> Self {
+        Self {
+            version: VERSION,
+            layout,
+            segments,
+            generation: 0,
+            state: State::Opening,
+            repair_run: None,
+            cutover: None,
+            released: None,
+            extra: Map::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{decode, encode};
+    use super::*;
+
+    #[test]
+    fn the_wire_form_is_pinned() {
+        let at = |text: &str| text.parse().unwrap();
+        let plan = Plan {
+            state: State::Finalizing,
+            cutover: Some(Cutover {
+                epoch: "e1".to_owned(),
+                installed_at: at("2026-01-02T03:04:05Z"),
+                deadline: at("2026-01-02T03:19:05Z"),
+                on_failure: OnFailure::Hold,
+                owner: "local:a".to_owned(),
+                verified: None,
+            }),
+            ..Plan::first("f".to_owned(), 16)
+        };
+        let bytes = encode(&plan).unwrap();
+        assert_eq!(
+            String::from_utf8(bytes.clone()).unwrap(),
+            concat!(
+                r#"{"version":1,"layout":"f","segments":16,"generation":0,"state":"finalizing","#,
+                r#""cutover":{"epoch":"e1","installedAt":"2026-01-02T03:04:05Z","#,
+                r#""deadline":"2026-01-02T03:19:05Z","onFailure":"hold","owner":"local:a"}}"#
+            )
+        );
+        assert_eq!(decode::<Plan>(KEY, &bytes).unwrap(), plan);
+    }
+}

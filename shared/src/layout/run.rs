@@ -1,0 +1,328 @@
+//! The whole migration in one process: the steps in the order that the state machine gives them in AWS.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+
+use super::backfill::backfill_page;
+use super::cutover::{
+    self, Evidence, FamilyRead, Installed, Published, Released, Start, Why, check_rollout, check_unblocked,
+};
+use super::generation::{self, PlanWish, backfill_segments, load_plan, no_plan};
+use super::plan::refused;
+use super::preflight::{Accepted, preflight};
+use super::records::plan::{Plan, State};
+use super::repair::repair_page;
+use super::status;
+use super::survey::survey;
+use super::tables::Tables;
+use super::transaction::Side;
+use super::verify::{self, Summary, rehearse, verify};
+use super::walk::{SegmentInput, check_page_size};
+use crate::step::{Budget, Consumed, Progress, Status, StepOutput};
+use crate::{Error, ErrorKind, Result};
+
+/// How often a paused run looks whether it may go on.
+const PAUSED_POLL: Duration = Duration::from_secs(1);
+
+/// What a run tells whoever watches it.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// A phase begins, with so many segments.
+    Phase {
+        /// Its name.
+        name: &'static str,
+        /// Its segments, both directions together.
+        segments: u32,
+    },
+    /// A segment has got on.
+    Segment {
+        /// The phase.
+        name: &'static str,
+        /// The segment's number within the phase.
+        segment: u32,
+        /// Its totals so far.
+        progress: Progress,
+        /// What this invocation was charged.
+        consumed: Consumed,
+        /// True once it is done.
+        done: bool,
+    },
+    /// Something that a person should know.
+    Note(String),
+}
+
+/// Called for each [`Event`].
+pub type Observer = Arc<dyn Fn(Event) + Send + Sync>;
+
+/// How a run works.
+#[derive(Clone)]
+pub struct Run {
+    /// Both tables.
+    pub tables: Tables,
+    /// What the plan should be like.
+    pub wish: PlanWish,
+    /// What a person accepts.
+    pub accepted: Accepted,
+    /// Items of one Scan.
+    pub page_size: u32,
+    /// Pages of one step before it reports.
+    pub pages_per_step: u32,
+    /// Who watches.
+    pub observer: Observer,
+}
+
+/// What a phase did.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Total {
+    /// Totals of the walk, from its start, earlier runs included.
+    pub progress: Progress,
+    /// What this run was charged.
+    pub consumed: Consumed,
+}
+
+/// A finished cutover.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Finished {
+    /// Items that the verification found equal.
+    pub verified: u64,
+    /// How long the barrier was held before the marker; `None` where the marker was there already.
+    pub barrier_held: Option<Duration>,
+    /// The first reads of the new layout.
+    pub families: Vec<FamilyRead>,
+    /// What the verification was charged.
+    pub consumed: Consumed,
+}
+
+impl Run {
+    fn note(&self, text: impl Into<String>) {
+        (self.observer)(Event::Note(text.into()));
+    }
+
+    fn input(&self, segment: u32, segments: u32) -> SegmentInput {
+        SegmentInput { segment, segments, page_size: self.page_size }
+    }
+
+    fn budget(&self) -> Budget {
+        Budget::unbounded(self.tables.environment().clone()).with_pages(Some(self.pages_per_step.max(1)))
+    }
+
+    /// Preflight, then the plan in a state that backfill may run in.
+    async fn open(&self) -> Result<Plan> {
+        check_page_size(self.page_size)?;
+        if let Some(cutover) = cutover::release_expired(&self.tables).await? {
+            self.note(format!("released the barrier of the expired cutover {}", cutover.epoch));
+        }
+        let report = preflight(&self.tables, self.accepted).await?;
+        let blocked = report.blockers.into_iter().find(|blocker| {
+            // A backfill run is what mends these two.
+            !matches!(blocker.kind(), ErrorKind::BlockedByRejects | ErrorKind::BlockedByDivergence)
+        });
+        if let Some(blocker) = blocked {
+            return Err(blocker);
+        }
+        let accepted = self.accepted;
+        generation::check_leftovers(
+            &self.tables,
+            accepted.discard_foreign_cursor,
+            accepted.adopt_foreign_barrier,
+        )
+        .await?;
+        Ok(generation::open_plan(&self.tables, self.wish).await?.record)
+    }
+
+    /// Copies everything that can move. Ends with `BlockedByRejects` or `BlockedByDivergence` where keys cannot.
+    pub async fn backfill(&self) -> Result<Total> {
+        let plan = self.open().await?;
+        if plan.state != State::Open {
+            return Err(refused(&plan, State::Open));
+        }
+        let total = self
+            .walk("backfill", plan.segments, |segment| {
+                let input = self.input(segment, plan.segments);
+                backfill_page(&self.tables, plan.generation, input, self.budget())
+            })
+            .await?;
+        check_unblocked(&backfill_segments(&self.tables, &plan).await?)?;
+        Ok(total)
+    }
+
+    /// Compares the tables online; `VerificationFailed` where they differ.
+    pub async fn rehearse(&self) -> Result<(Summary, Total)> {
+        let (summary, total) = self.compare().await?;
+        if summary.mismatched > 0 {
+            return Err(verify::failed(&summary));
+        }
+        Ok((summary, total))
+    }
+
+    /// Compares the tables online and gives what differs.
+    pub async fn compare(&self) -> Result<(Summary, Total)> {
+        let plan = load_plan(&self.tables).await?.ok_or_else(no_plan)?.record;
+        generation::check_layout(&plan, self.tables.layout())?;
+        let run = self.tables.environment().id();
+        let total = self
+            .walk("rehearse", plan.segments * 2, |number| {
+                let (side, segment) = direction(number, plan.segments);
+                let input = self.input(segment, plan.segments);
+                rehearse(&self.tables, &run, side, input, self.budget())
+            })
+            .await?;
+        Ok((status::rehearsal(&self.tables, plan.segments, &run).await?, total))
+    }
+
+    /// Makes v2 follow v1 wherever they differ, then compares everything.
+    pub async fn repair(&self) -> Result<(Total, Summary)> {
+        if let Some(cutover) = cutover::release_expired(&self.tables).await? {
+            self.note(format!("released the barrier of the expired cutover {}", cutover.epoch));
+        }
+        let wanted = self.tables.environment().id();
+        let (run, segments) = generation::begin_repair(&self.tables, &wanted).await?;
+        if run != wanted {
+            self.note(format!("going on with the repair {run}"));
+        }
+        let total = self
+            .walk("repair", segments * 2, |number| {
+                let (side, segment) = direction(number, segments);
+                repair_page(&self.tables, &run, side, self.input(segment, segments), self.budget())
+            })
+            .await?;
+        generation::finish_repair(&self.tables, &run).await?;
+        let (summary, _) = self.compare().await?;
+        Ok((total, summary))
+    }
+
+    /// Counts v1 exactly and finds what cannot move; a survey of the same id goes on where it stopped.
+    pub async fn survey(&self, id: &str, segments: u32) -> Result<Total> {
+        check_page_size(self.page_size)?;
+        generation::check_segments(segments)?;
+        self.walk("survey", segments, |segment| {
+            survey(&self.tables, id, self.input(segment, segments), self.budget())
+        })
+        .await
+    }
+
+    /// Backfill, rehearsal, rollout check, barrier, verification, marker, first reads.
+    ///
+    /// Whatever fails after the barrier releases it, unless the cutover is to be held.
+    pub async fn finalize(&self, start: &Start, evidence: &Evidence) -> Result<Finished> {
+        let plan = self.open().await?;
+        match plan.state {
+            State::Final => return self.finished(None, Consumed::default()).await,
+            State::Finalizing => {}
+            _ => {
+                self.backfill().await?;
+                self.rehearse().await?;
+            }
+        }
+        check_rollout(evidence, self.tables.environment().now())?;
+        let cutover = match cutover::install_barrier(&self.tables, start).await? {
+            Installed::Published => return self.finished(None, Consumed::default()).await,
+            Installed::Held(cutover) => cutover,
+        };
+        self.note(format!("writers are paused until {} at the latest", cutover.deadline));
+        match self.publish(&plan, &start.epoch).await {
+            Ok(consumed) => {
+                let held = crate::environment::elapsed(cutover.installed_at, self.tables.environment().now());
+                self.finished(Some(held), consumed).await
+            }
+            Err(error) => {
+                match cutover::release_barrier(&self.tables, Some(&start.epoch), Why::Failure).await {
+                    Ok(Released::Published) => return self.finished(None, Consumed::default()).await,
+                    Ok(Released::Released(_)) => self.note("the barrier is released; writers go on under v1"),
+                    Ok(Released::Held(_)) => {
+                        self.note("the barrier is held, as asked; end it with metashift layout abort");
+                    }
+                    Ok(Released::NotHeld | Released::NotYet(_)) => {}
+                    Err(failed) => self.note(format!(
+                        "the barrier was not released ({failed}); it is after the deadline by any metashift layout command, now by metashift layout abort"
+                    )),
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn publish(&self, plan: &Plan, epoch: &str) -> Result<Consumed> {
+        let total = self
+            .walk("verify", plan.segments * 2, |number| {
+                let (side, segment) = direction(number, plan.segments);
+                verify(&self.tables, epoch, side, false, self.input(segment, plan.segments), self.budget())
+            })
+            .await?;
+        let mut consumed = total.consumed;
+        if cutover::publish_marker(&self.tables, epoch).await? == Published::VerifyExactly {
+            self.note("the totals differ: reading every key that only the new table may have");
+            let exact = self
+                .walk("verify exactly", plan.segments, |segment| {
+                    let input = self.input(segment, plan.segments);
+                    verify(&self.tables, epoch, Side::V2, true, input, self.budget())
+                })
+                .await?;
+            consumed += exact.consumed;
+            if cutover::publish_marker(&self.tables, epoch).await? == Published::VerifyExactly {
+                return Err(Error::new(ErrorKind::Internal, "an exact verification asks for an exact one"));
+            }
+        }
+        Ok(consumed)
+    }
+
+    async fn finished(&self, barrier_held: Option<Duration>, consumed: Consumed) -> Result<Finished> {
+        let Published::Marker { verified } = cutover::publish_marker(&self.tables, "").await? else {
+            return Err(Error::new(ErrorKind::Internal, "the plan was final and is not"));
+        };
+        let families = cutover::verify_prefix_reads(&self.tables).await?;
+        Ok(Finished { verified, barrier_held, families, consumed })
+    }
+
+    /// Runs `step` on every segment, all at once, until each is done.
+    async fn walk<F, Fut>(&self, name: &'static str, segments: u32, step: F) -> Result<Total>
+    where
+        F: Fn(u32) -> Fut,
+        Fut: Future<Output = Result<StepOutput>>,
+    {
+        (self.observer)(Event::Phase { name, segments });
+        let mut total = Total::default();
+        let step = &step;
+        let turn = |number: u32, delay: Duration| async move {
+            if !delay.is_zero() {
+                tokio::time::sleep(delay).await;
+            }
+            (number, step(number).await)
+        };
+        let mut paused = false;
+        let mut running: FuturesUnordered<_> =
+            (0..segments).map(|number| turn(number, Duration::ZERO)).collect();
+        while let Some((number, ended)) = running.next().await {
+            let output = ended?;
+            total.consumed += output.consumed;
+            (self.observer)(Event::Segment {
+                name,
+                segment: number,
+                progress: output.progress,
+                consumed: output.consumed,
+                done: output.status == Status::Done,
+            });
+            match output.status {
+                Status::Done => total.progress += output.progress,
+                Status::Continue => running.push(turn(number, Duration::ZERO)),
+                Status::Paused => {
+                    if !std::mem::replace(&mut paused, true) {
+                        self.note("paused; goes on with metashift layout resume, Ctrl-C stops it for later");
+                    }
+                    running.push(turn(number, PAUSED_POLL));
+                }
+                Status::Blocked => {
+                    return Err(Error::new(ErrorKind::Internal, format!("segment {number} is blocked")));
+                }
+            }
+        }
+        Ok(total)
+    }
+}
+
+fn direction(number: u32, segments: u32) -> (Side, u32) {
+    if number < segments { (Side::V1, number) } else { (Side::V2, number - segments) }
+}

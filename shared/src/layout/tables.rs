@@ -1,0 +1,520 @@
+//! The two tables over the AWS SDK: the only place that talks to DynamoDB.
+//!
+//! The SDK's own retries are off ([`client`]): every attempt is counted here, each kind of failure is waited for in
+//! its own way, and a quota that bulk load empties can never starve the requests that follow. Every request asks
+//! for the capacity it was charged.
+
+mod convert;
+mod describe;
+mod failure;
+mod meter;
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::config::Builder;
+use aws_sdk_dynamodb::config::retry::RetryConfig;
+use aws_sdk_dynamodb::config::timeout::TimeoutConfig;
+use aws_sdk_dynamodb::types::{
+    AttributeValue, Get, KeysAndAttributes, ReturnConsumedCapacity, TransactGetItem,
+};
+use futures::{StreamExt, TryStreamExt};
+
+pub use convert::{Content, Item};
+pub use describe::{KeyAttribute, TableFacts};
+use failure::Failure;
+pub use meter::{Meter, Usage};
+
+use super::family::Layout;
+use super::key::MOST_V2_KEY_BYTES;
+use super::outcome::{Cancelled, Reason, classify};
+use super::records::segment::Position;
+use super::records::{self, Record, Stored};
+use super::transaction::{Action, Side, Transaction};
+use crate::environment::{Environment, elapsed};
+use crate::{Error, ErrorKind, Result};
+
+/// Suffix of the companion table's name.
+pub const COMPANION_SUFFIX: &str = "_prefix_v2";
+
+/// Most keys of one BatchGetItem (DynamoDB's limit).
+const MOST_BATCH_KEYS: usize = 100;
+
+/// BatchGetItem requests of one page in flight at once.
+const BATCHES_IN_FLIGHT: usize = 4;
+
+/// First pause after a failure; doubled each time up to [`LONGEST_PAUSE`], the actual pause drawn from zero to it.
+const FIRST_PAUSE: Duration = Duration::from_millis(25);
+
+/// Longest pause between two attempts.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// How long a request is tried again where the caller does not say otherwise.
+pub const DEFAULT_PATIENCE: Duration = Duration::from_secs(20);
+
+/// A client whose attempts are bounded (2 s to connect, 5 s each) and never repeated by the SDK.
+pub fn client(config: impl Into<Builder>) -> Client {
+    let timeouts = TimeoutConfig::builder()
+        .connect_timeout(Duration::from_secs(2))
+        .operation_attempt_timeout(Duration::from_secs(5))
+        .build();
+    Client::from_conf(config.into().retry_config(RetryConfig::disabled()).timeout_config(timeouts).build())
+}
+
+/// Both tables, their layout, and what a request takes from outside. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Tables {
+    client: Client,
+    v1: String,
+    v2: String,
+    layout: Arc<Layout>,
+    environment: Environment,
+    patience: Duration,
+    meter: Arc<Meter>,
+}
+
+/// One page of a scan or query.
+#[derive(Debug, Clone, Default)]
+pub struct Page {
+    /// Items in the order in which DynamoDB gave them, internal ones included.
+    pub items: Vec<Item>,
+    /// Where it goes on; `None` at the end.
+    pub next: Option<Position>,
+}
+
+impl Tables {
+    /// The table `v1` and its companion, `<v1>_prefix_v2` unless named.
+    pub fn new(
+        client: Client,
+        v1: impl Into<String>,
+        companion: Option<String>,
+        layout: Layout,
+        environment: Environment,
+    ) -> Self {
+        let v1 = v1.into();
+        let v2 = companion.unwrap_or_else(|| format!("{v1}{COMPANION_SUFFIX}"));
+        Self {
+            client,
+            v1,
+            v2,
+            layout: Arc::new(layout),
+            environment,
+            patience: DEFAULT_PATIENCE,
+            meter: Arc::default(),
+        }
+    }
+
+    /// The same tables with a meter of their own, for one step.
+    #[must_use]
+    pub fn metered(&self) -> Self {
+        Self { meter: Arc::default(), ..self.clone() }
+    }
+
+    /// The same tables, whose requests are tried again for `patience`.
+    #[must_use]
+    pub fn patient(&self, patience: Duration) -> Self {
+        Self { patience, ..self.clone() }
+    }
+
+    /// The layout.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Time and randomness.
+    pub fn environment(&self) -> &Environment {
+        &self.environment
+    }
+
+    /// What requests were charged.
+    pub fn usage(&self) -> Usage {
+        self.meter.usage()
+    }
+
+    /// Name of a table.
+    pub fn name(&self, side: Side) -> &str {
+        match side {
+            Side::V1 => &self.v1,
+            Side::V2 => &self.v2,
+        }
+    }
+
+    /// Calls until it succeeds, fails for good, or the patience is out.
+    async fn attempt<T, F, Fut>(&self, what: &str, mut call: F) -> Result<T>
+    where
+        F: FnMut() -> Fut,
+        Fut: Future<Output = Result<T, Failure>>,
+    {
+        let started = self.environment.now();
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let failure = match call().await {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => failure,
+            };
+            self.meter.failed(&failure);
+            if !failure.may_pass() || elapsed(started, self.environment.now()) + pause > self.patience {
+                return Err(failure.into_error(what));
+            }
+            tokio::time::sleep(self.environment.jitter(pause)).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// One item, strongly consistent.
+    pub async fn get(&self, side: Side, key: &str) -> Result<Option<Item>> {
+        let what = format!("reading {key:?} of {}", self.name(side));
+        self.attempt(&what, || async {
+            let answer = self
+                .client
+                .get_item()
+                .table_name(self.name(side))
+                .set_key(Some(self.primary_key(side, key)))
+                .consistent_read(true)
+                .return_consumed_capacity(ReturnConsumedCapacity::Total)
+                .send()
+                .await
+                .map_err(|error| Failure::of(&error))?;
+            self.meter.read("GetItem", answer.consumed_capacity());
+            answer.item.map(|attributes| Item::parse(attributes, side)).transpose().map_err(Failure::Fatal)
+        })
+        .await
+    }
+
+    /// Many items, strongly consistent; keys that do not exist are absent from the answer.
+    pub async fn get_many(&self, side: Side, keys: &[&str]) -> Result<HashMap<String, Item>> {
+        let mut unique: Vec<_> = keys.to_vec();
+        unique.sort_unstable();
+        unique.dedup();
+        let batches: Vec<_> = unique
+            .chunks(MOST_BATCH_KEYS)
+            .map(|batch| self.get_batch(side, batch.iter().map(|key| self.primary_key(side, key)).collect()))
+            .collect();
+        let found: Vec<Vec<Item>> =
+            futures::stream::iter(batches).buffered(BATCHES_IN_FLIGHT).try_collect().await?;
+        Ok(found.into_iter().flatten().map(|item| (item.key.clone(), item)).collect())
+    }
+
+    async fn get_batch(
+        &self,
+        side: Side,
+        mut wanted: Vec<HashMap<String, AttributeValue>>,
+    ) -> Result<Vec<Item>> {
+        let table = self.name(side);
+        let what = format!("reading {} keys of {table}", wanted.len());
+        let mut found = Vec::with_capacity(wanted.len());
+        let started = self.environment.now();
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let before = wanted.len();
+            let answer = self
+                .attempt(&what, || async {
+                    let asked = KeysAndAttributes::builder()
+                        .set_keys(Some(wanted.clone()))
+                        .consistent_read(true)
+                        .build()
+                        .map_err(Failure::build)?;
+                    self.client
+                        .batch_get_item()
+                        .request_items(table, asked)
+                        .return_consumed_capacity(ReturnConsumedCapacity::Total)
+                        .send()
+                        .await
+                        .map_err(|error| Failure::of(&error))
+                })
+                .await?;
+            self.meter.reads("BatchGetItem", answer.consumed_capacity());
+            for attributes in answer.responses.unwrap_or_default().remove(table).unwrap_or_default() {
+                found.push(Item::parse(attributes, side)?);
+            }
+            wanted = answer
+                .unprocessed_keys
+                .and_then(|mut tables| tables.remove(table))
+                .map(|left| left.keys)
+                .unwrap_or_default();
+            if wanted.is_empty() {
+                return Ok(found);
+            }
+            // A full answer (16 MB) leaves keys over without any throttling; only no progress at all is waited for.
+            if wanted.len() == before {
+                self.meter.failed(&Failure::Throttled);
+                if elapsed(started, self.environment.now()) + pause > self.patience {
+                    return Err(Failure::Throttled.into_error(&what));
+                }
+                tokio::time::sleep(self.environment.jitter(pause)).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+        }
+    }
+
+    /// Both copies of a key at one moment (TransactGetItems): v1's, v2's.
+    ///
+    /// A key that v2 cannot hold is read from v1 alone.
+    pub async fn get_both(&self, key: &str) -> Result<(Option<Item>, Option<Item>)> {
+        if key.len() > MOST_V2_KEY_BYTES {
+            return Ok((self.get(Side::V1, key).await?, None));
+        }
+        let what = format!("reading both copies of {key:?}");
+        let get = |side: Side| -> Result<TransactGetItem, Failure> {
+            let get = Get::builder()
+                .table_name(self.name(side))
+                .set_key(Some(self.primary_key(side, key)))
+                .build()
+                .map_err(Failure::build)?;
+            Ok(TransactGetItem::builder().get(get).build())
+        };
+        self.attempt(&what, || async {
+            let answer = self
+                .client
+                .transact_get_items()
+                .transact_items(get(Side::V1)?)
+                .transact_items(get(Side::V2)?)
+                .return_consumed_capacity(ReturnConsumedCapacity::Total)
+                .send()
+                .await
+                .map_err(|error| Failure::of_transact_get(&error))?;
+            self.meter.reads("TransactGetItems", answer.consumed_capacity());
+            let mut responses = answer.responses.unwrap_or_default().into_iter();
+            let mut next = |side: Side| {
+                let attributes = responses.next().and_then(|response| response.item);
+                let present = attributes.filter(|attributes| !attributes.is_empty());
+                present.map(|attributes| Item::parse(attributes, side)).transpose().map_err(Failure::Fatal)
+            };
+            Ok((next(Side::V1)?, next(Side::V2)?))
+        })
+        .await
+    }
+
+    /// One page of one segment of a parallel scan, every item of the table.
+    ///
+    /// `limit` is the most items that are evaluated: 1 or more. With `consistent` the page costs 1 read unit for
+    /// each 4 KB, without it half.
+    pub async fn scan(
+        &self,
+        side: Side,
+        (segment, segments): (u32, u32),
+        limit: u32,
+        after: Option<&Position>,
+        consistent: bool,
+    ) -> Result<Page> {
+        let what = format!("scanning segment {segment} of {}", self.name(side));
+        self.attempt(&what, || async {
+            let answer = self
+                .client
+                .scan()
+                .table_name(self.name(side))
+                .segment(i32::try_from(segment).unwrap_or(i32::MAX))
+                .total_segments(i32::try_from(segments).unwrap_or(i32::MAX))
+                .limit(i32::try_from(limit).unwrap_or(i32::MAX))
+                .consistent_read(consistent)
+                .set_exclusive_start_key(after.map(|position| self.start_key(side, position)))
+                .return_consumed_capacity(ReturnConsumedCapacity::Total)
+                .send()
+                .await
+                .map_err(|error| Failure::of(&error))?;
+            self.meter.read(scan_name(side), answer.consumed_capacity());
+            page(answer.items, answer.last_evaluated_key, side)
+        })
+        .await
+    }
+
+    /// One page of a prefix in v1: a Scan with a filter, that pays for every item it passes. For v1 authority only.
+    pub async fn scan_prefix(&self, prefix: &str, limit: u32, after: Option<&Position>) -> Result<Page> {
+        let what = format!("scanning {} for {prefix:?}", self.name(Side::V1));
+        self.attempt(&what, || async {
+            let answer = self
+                .client
+                .scan()
+                .table_name(self.name(Side::V1))
+                .filter_expression("begins_with(#pk, :prefix)")
+                .expression_attribute_names("#pk", "pk")
+                .expression_attribute_values(":prefix", AttributeValue::S(prefix.to_owned()))
+                .limit(i32::try_from(limit).unwrap_or(i32::MAX))
+                .consistent_read(true)
+                .set_exclusive_start_key(after.map(|position| self.start_key(Side::V1, position)))
+                .return_consumed_capacity(ReturnConsumedCapacity::Total)
+                .send()
+                .await
+                .map_err(|error| Failure::of(&error))?;
+            self.meter.read(scan_name(Side::V1), answer.consumed_capacity());
+            page(answer.items, answer.last_evaluated_key, Side::V1)
+        })
+        .await
+    }
+
+    /// One page of a prefix in one bucket of v2: one strongly consistent Query that evaluates at most `limit` items.
+    pub async fn query(&self, bucket: &str, prefix: &str, limit: u32, after: Option<&str>) -> Result<Page> {
+        let what = format!("querying {bucket} of {} for {prefix:?}", self.name(Side::V2));
+        self.attempt(&what, || async {
+            let start = after.map(|key| Position { bucket: Some(bucket.to_owned()), pk: key.to_owned() });
+            let answer = self
+                .client
+                .query()
+                .table_name(self.name(Side::V2))
+                .key_condition_expression("#bucket = :bucket AND begins_with(#pk, :prefix)")
+                .expression_attribute_names("#bucket", "bucket")
+                .expression_attribute_names("#pk", "pk")
+                .expression_attribute_values(":bucket", AttributeValue::S(bucket.to_owned()))
+                .expression_attribute_values(":prefix", AttributeValue::S(prefix.to_owned()))
+                .limit(i32::try_from(limit).unwrap_or(i32::MAX))
+                .consistent_read(true)
+                .set_exclusive_start_key(start.map(|position| self.start_key(Side::V2, &position)))
+                .return_consumed_capacity(ReturnConsumedCapacity::Total)
+                .send()
+                .await
+                .map_err(|error| Failure::of(&error))?;
+            self.meter.read("Query", answer.consumed_capacity());
+            page(answer.items, answer.last_evaluated_key, Side::V2)
+        })
+        .await
+    }
+
+    /// Sends a transaction until it commits or its conditions fail.
+    ///
+    /// `token` is 32 hex digits, drawn once for these actions and kept over every resend of them. `Ok(Err(reasons))`
+    /// says that conditions failed, and only conditions. `Contended`, `Throttled` and `Unavailable` say that nothing
+    /// was applied; `OutcomeUnknown` that an answer was lost and every resend within the patience too.
+    pub async fn transact(&self, transaction: &Transaction, token: &str) -> Result<Result<(), Vec<Reason>>> {
+        transaction.check(&self.layout)?;
+        let what = self.describe_transaction(transaction);
+        let started = self.environment.now();
+        let mut pause = FIRST_PAUSE;
+        let mut answer_lost = false;
+        loop {
+            let failure = match self.transact_once(transaction, token).await {
+                Ok(()) => return Ok(Ok(())),
+                Err(Failure::Cancelled(reasons)) => match classify(&reasons) {
+                    Cancelled::Conditions(_) => return Ok(Err(reasons)),
+                    Cancelled::Conflict => Failure::Conflict,
+                    Cancelled::Throttled => Failure::Throttled,
+                    Cancelled::Unexplained => {
+                        Failure::Passing("the transaction was cancelled without a reason".to_owned())
+                    }
+                    Cancelled::Invalid(index) => {
+                        return Err(self.refused(
+                            transaction,
+                            index,
+                            ErrorKind::InvalidInput,
+                            "is not valid",
+                        ));
+                    }
+                    Cancelled::AccessDenied(index) => {
+                        return Err(self.refused(
+                            transaction,
+                            index,
+                            ErrorKind::AccessDenied,
+                            "is not allowed",
+                        ));
+                    }
+                    Cancelled::Unknown(index) => {
+                        let text =
+                            format!("failed for a reason that this version does not know: {reasons:?}");
+                        return Err(self.refused(transaction, index, ErrorKind::Internal, &text));
+                    }
+                },
+                Err(failure) => failure,
+            };
+            self.meter.failed(&failure);
+            answer_lost |= matches!(failure, Failure::Lost(_));
+            if !failure.may_pass() || elapsed(started, self.environment.now()) + pause > self.patience {
+                return Err(if answer_lost && failure.may_pass() {
+                    Error::new(ErrorKind::OutcomeUnknown, format!("{what}: the answer was lost: {failure}"))
+                        .next("read the key; the write may or may not have landed")
+                } else {
+                    failure.into_error(&what)
+                });
+            }
+            tokio::time::sleep(self.environment.jitter(pause)).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    async fn transact_once(&self, transaction: &Transaction, token: &str) -> Result<(), Failure> {
+        let items =
+            transaction.actions.iter().map(|action| self.write_item(action)).collect::<Result<_, _>>()?;
+        let answer = self
+            .client
+            .transact_write_items()
+            .set_transact_items(Some(items))
+            .client_request_token(token)
+            .return_consumed_capacity(ReturnConsumedCapacity::Total)
+            .send()
+            .await
+            .map_err(|error| Failure::of_transact_write(&error))?;
+        self.meter.writes("TransactWriteItems", answer.consumed_capacity());
+        Ok(())
+    }
+
+    fn describe_transaction(&self, transaction: &Transaction) -> String {
+        let first = transaction.actions.first();
+        let key = first.map(|action| format!("{:?} of {}", action.key, self.name(action.side)));
+        format!(
+            "writing {} and {} more",
+            key.unwrap_or_default(),
+            transaction.actions.len().saturating_sub(1)
+        )
+    }
+
+    fn refused(&self, transaction: &Transaction, index: usize, kind: ErrorKind, text: &str) -> Error {
+        let action = transaction.actions.get(index);
+        let item = action.map(|action| format!("{:?} of {}", action.key, self.name(action.side)));
+        let error = Error::new(kind, format!("the write of {} {text}", item.unwrap_or_default()));
+        if kind == ErrorKind::AccessDenied { error.next(failure::GRANT_ACCESS) } else { error }
+    }
+
+    /// A record of the migrator and the bytes that it was read from, strongly consistent.
+    pub async fn load<R: Record>(&self, key: &str) -> Result<Option<Stored<R>>> {
+        self.get(Side::V1, key).await?.map(|item| stored(item)).transpose()
+    }
+
+    /// Many records of the migrator, by key.
+    pub async fn load_many<R: Record>(&self, keys: &[String]) -> Result<HashMap<String, Stored<R>>> {
+        let asked: Vec<_> = keys.iter().map(String::as_str).collect();
+        let items = self.get_many(Side::V1, &asked).await?;
+        items.into_iter().map(|(key, item)| Ok((key, stored(item)?))).collect()
+    }
+
+    /// Writes one record on exactly what was read; `false`: it lost.
+    ///
+    /// The record's bytes must be ones that nobody else writes, or a lost answer cannot be told apart.
+    pub async fn put_record<R: Record>(&self, key: &str, read: Option<&[u8]>, record: &R) -> Result<bool> {
+        let bytes = records::encode(record)?;
+        let write = super::transaction::Write::Put(bytes.clone());
+        let transaction = Transaction { actions: vec![Action::record(key, read, write)] };
+        match self.transact(&transaction, &self.environment.id()).await? {
+            Ok(()) => Ok(true),
+            Err(_) => Ok(self.get(Side::V1, key).await?.is_some_and(|item| item.value() == Some(&bytes[..]))),
+        }
+    }
+}
+
+fn stored<R: Record>(item: Item) -> Result<Stored<R>> {
+    match item.content {
+        Content::Value(bytes) => Ok(Stored { record: records::decode(&item.key, &bytes)?, bytes }),
+        Content::Unsupported(detail) => {
+            Err(Error::new(ErrorKind::Corruption, format!("record {}: {detail}", item.key)))
+        }
+    }
+}
+
+fn scan_name(side: Side) -> &'static str {
+    match side {
+        Side::V1 => "Scan v1",
+        Side::V2 => "Scan v2",
+    }
+}
+
+/// An empty `LastEvaluatedKey` is the end, as no `LastEvaluatedKey` is; an empty page with one is a page.
+fn page(
+    items: Option<Vec<HashMap<String, AttributeValue>>>,
+    last: Option<HashMap<String, AttributeValue>>,
+    side: Side,
+) -> Result<Page, Failure> {
+    let items: Result<Vec<_>> =
+        items.unwrap_or_default().into_iter().map(|attributes| Item::parse(attributes, side)).collect();
+    let next = last.filter(|key| !key.is_empty()).map(|key| convert::position(&key, side)).transpose();
+    Ok(Page { items: items.map_err(Failure::Fatal)?, next: next.map_err(Failure::Fatal)? })
+}

@@ -1,0 +1,337 @@
+//! Comparing the tables, one segment of one direction a step: online before a cutover (rehearsal), and under its
+//! barrier (final).
+//!
+//! v1 → v2 compares each key of v1 with a strongly consistent read of v2. v2 → v1 checks each item's bucket and
+//! counts: under the barrier nothing changes, so no difference in the first direction and equal totals mean that v2
+//! holds nothing else. A rehearsal has no such stillness: it compares in both directions, and a difference counts
+//! only if both copies read at one moment still show it.
+
+use super::backfill::decide::movable;
+use super::family::family;
+use super::key::{MOST_V2_KEY_BYTES, is_internal};
+use super::outcome::Reason;
+use super::plan::{check_deadline, cutover_of};
+use super::records::plan::{self, Plan, State as PlanState};
+use super::records::reject;
+use super::records::segment::{Mismatch, MismatchKind, Position, Segment, State, Walk};
+use super::tables::{Item, Page, Tables};
+use super::transaction::Side;
+use super::walk::{Origin, SegmentInput, Visitor, Walker};
+use crate::step::{Budget, Status, StepOutput};
+use crate::{Error, ErrorKind, Result};
+
+/// Compares the rest of one segment of one direction, before any cutover.
+///
+/// `run` is the rehearsal's id; its record is made by the first page.
+pub async fn rehearse(
+    tables: &Tables,
+    run: &str,
+    side: Side,
+    input: SegmentInput,
+    budget: Budget,
+) -> Result<StepOutput> {
+    let walk = Walk::Rehearse { run: run.to_owned(), side };
+    let mut walker = Walker::load(tables, walk, input, budget, Origin::Anybody).await?;
+    let visitor = Compare { side, kind: Kind::Rehearsal };
+    let status = walker.run(&visitor).await?;
+    Ok(output(&walker, status))
+}
+
+/// Compares the rest of one segment of one direction under the barrier of `epoch`.
+///
+/// With `exact`, the v2 direction reads v1 for each key, so that every key that only v2 has is named; a segment that
+/// was only counted starts again. `CutoverExpired` past the deadline, `Superseded` where the epoch's barrier is gone.
+pub async fn verify(
+    tables: &Tables,
+    epoch: &str,
+    side: Side,
+    exact: bool,
+    input: SegmentInput,
+    budget: Budget,
+) -> Result<StepOutput> {
+    let tables = tables.metered();
+    let plan = tables.load::<Plan>(plan::KEY).await?.ok_or_else(|| super::generation::no_plan())?;
+    check_cutover(&plan.record, epoch, tables.environment().now())?;
+    let walk = Walk::Verify { epoch: epoch.to_owned(), side };
+    let mut walker = Walker::load(&tables, walk, input, budget, Origin::UnderPlan(&plan.bytes)).await?;
+    let exact = exact && side == Side::V2;
+    if exact && !walker.segment().exact {
+        let restarted = walker
+            .commit(Vec::new(), |segment| {
+                *segment = Segment { exact: true, extra: segment.extra.clone(), ..Segment::default() };
+            })
+            .await?;
+        expect_written(restarted)?;
+    }
+    let exact = walker.segment().exact;
+    let visitor = Compare { side, kind: Kind::Final { epoch: epoch.to_owned(), exact } };
+    let status = walker.run(&visitor).await?;
+    Ok(output(&walker, status))
+}
+
+fn output(walker: &Walker, status: Status) -> StepOutput {
+    walker.output(status).with("mismatches", walker.segment().mismatched)
+}
+
+fn check_cutover(plan: &Plan, epoch: &str, now: jiff::Timestamp) -> Result<()> {
+    check_deadline(cutover_of(plan, epoch)?, now)
+}
+
+fn expect_written(sent: Result<(), Vec<Reason>>) -> Result<()> {
+    sent.map_err(|reasons| {
+        Error::new(ErrorKind::Internal, format!("a record alone was refused: {reasons:?}"))
+    })
+}
+
+enum Kind {
+    Rehearsal,
+    Final { epoch: String, exact: bool },
+}
+
+struct Compare {
+    side: Side,
+    kind: Kind,
+}
+
+/// What one page adds to its segment.
+#[derive(Default)]
+struct Findings {
+    scanned: u64,
+    bytes: u64,
+    equal: u64,
+    families: Vec<String>,
+    mismatches: Vec<Mismatch>,
+    end: Option<Position>,
+}
+
+impl Compare {
+    async fn compare(&self, tables: &Tables, page: Page) -> Result<Findings> {
+        let mut findings = Findings { end: end_of(&page), ..Findings::default() };
+        let compared = match (&self.kind, self.side) {
+            (Kind::Final { exact: false, .. }, Side::V2) => false,
+            _ => true,
+        };
+        let items: Vec<_> =
+            page.items.into_iter().filter(|item| self.side == Side::V2 || !is_internal(&item.key)).collect();
+        let other = if self.side == Side::V1 { Side::V2 } else { Side::V1 };
+        let others = if compared {
+            let keys = items.iter().map(|item| item.key.as_str());
+            let keys: Vec<_> = keys.filter(|key| key.len() <= MOST_V2_KEY_BYTES).collect();
+            tables.get_many(other, &keys).await?
+        } else {
+            std::collections::HashMap::new()
+        };
+        for item in items {
+            findings.scanned += 1;
+            findings.bytes += (item.key.len() + item.value().map_or(0, <[u8]>::len)) as u64;
+            let found = others.get(&item.key);
+            let mut kind = match self.side {
+                Side::V1 => difference(tables, Some(&item), found),
+                Side::V2 => misplaced(tables, &item)
+                    .or_else(|| if compared { difference(tables, found, Some(&item)) } else { None }),
+            };
+            if kind.is_some()
+                && kind != Some(MismatchKind::WrongBucket)
+                && matches!(self.kind, Kind::Rehearsal)
+            {
+                let (v1, v2) = tables.get_both(&item.key).await?;
+                kind = difference(tables, v1.as_ref(), v2.as_ref());
+            }
+            match kind {
+                None => findings.equal += 1,
+                Some(kind) => {
+                    // A copy that v1 does not know is no item of the migration; its count must not hide a loss.
+                    findings.scanned -= u64::from(self.side == Side::V2);
+                    findings.mismatches.push(Mismatch { key: item.key.clone(), kind });
+                }
+            }
+            if self.side == Side::V2 && kind.is_none() {
+                findings.families.push(family(&item.key).to_owned());
+            }
+        }
+        Ok(findings)
+    }
+}
+
+impl Visitor for Compare {
+    type Prepared = Findings;
+
+    const DONE: &'static str = "verify-done";
+
+    async fn prepare(&self, tables: &Tables, page: Page) -> Result<Findings> {
+        self.compare(tables, page).await
+    }
+
+    async fn apply(&self, walker: &mut Walker, findings: Findings) -> Result<Option<Status>> {
+        let sent = walker
+            .commit(Vec::new(), |segment| {
+                segment.scanned += findings.scanned;
+                segment.bytes += findings.bytes;
+                segment.already_live += findings.equal;
+                for family in &findings.families {
+                    segment.count_family(family);
+                }
+                for mismatch in findings.mismatches {
+                    segment.add_mismatch(mismatch);
+                }
+                if findings.end.is_some() {
+                    segment.cursor = findings.end;
+                }
+            })
+            .await?;
+        expect_written(sent)?;
+        let rehearsal = matches!(self.kind, Kind::Rehearsal);
+        crate::crash::reach(if rehearsal { "rehearse-page" } else { "verify-page" }).await;
+        Ok(None)
+    }
+
+    async fn finish(&self, _walker: &mut Walker) -> Result<Option<Status>> {
+        Ok(None)
+    }
+
+    async fn check(&self, tables: &Tables) -> Result<()> {
+        let Kind::Final { epoch, .. } = &self.kind else { return Ok(()) };
+        let plan = tables.load::<Plan>(plan::KEY).await?.ok_or_else(|| super::generation::no_plan())?;
+        check_cutover(&plan.record, epoch, tables.environment().now())
+    }
+}
+
+/// Where the scan goes on after a page: DynamoDB's own key, else its last item's.
+pub(super) fn end_of(page: &Page) -> Option<Position> {
+    page.next.clone().or_else(|| {
+        page.items.last().map(|item| Position { bucket: item.bucket.clone(), pk: item.key.clone() })
+    })
+}
+
+/// An item of v2 that lies where the layout does not look for it.
+fn misplaced(tables: &Tables, item: &Item) -> Option<MismatchKind> {
+    if is_internal(&item.key) {
+        return Some(MismatchKind::Extra);
+    }
+    (item.bucket.as_deref() != Some(&tables.layout().bucket(&item.key))).then_some(MismatchKind::WrongBucket)
+}
+
+/// How the two copies of a key differ.
+pub(super) fn difference(tables: &Tables, v1: Option<&Item>, v2: Option<&Item>) -> Option<MismatchKind> {
+    match (v1, v2) {
+        (None, None) => None,
+        (None, Some(_)) => Some(MismatchKind::Extra),
+        (Some(v1), v2) => match (movable(tables.layout(), v1), v2) {
+            (Err(reject), _) => Some(match reject.reason {
+                reject::Reason::KeyTooLong => MismatchKind::KeyTooLong,
+                reject::Reason::ItemTooLarge => MismatchKind::ItemTooLarge,
+                _ => MismatchKind::UnsupportedItem,
+            }),
+            (Ok(_), None) => Some(MismatchKind::Missing),
+            (Ok(value), Some(v2)) if v2.value() == Some(value) => None,
+            (Ok(_), Some(_)) => Some(MismatchKind::WrongValue),
+        },
+    }
+}
+
+/// What all verify or rehearse records of one id say together.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Summary {
+    /// Segments of both directions that are done.
+    pub done: u32,
+    /// Segments of both directions.
+    pub segments: u32,
+    /// Items scanned in v1.
+    pub v1_items: u64,
+    /// Items scanned in v2, in their right bucket.
+    pub v2_items: u64,
+    /// Differences, by key: one that both directions found counts once while the records still list it.
+    pub mismatched: u64,
+    /// The first of them by key; at most 25 a record.
+    pub mismatches: Vec<Mismatch>,
+    /// Items of v2 by family; the families beyond 100 a segment are together under `""`.
+    pub families: std::collections::BTreeMap<String, u64>,
+    /// True where each key of v2 was compared.
+    pub exact: bool,
+}
+
+impl Summary {
+    /// Reads the records of both directions; `make` gives the walk of a direction.
+    pub async fn load(tables: &Tables, segments: u32, make: impl Fn(Side) -> Walk) -> Result<Self> {
+        let mut summary = Self { segments: segments * 2, exact: true, ..Self::default() };
+        for side in [Side::V1, Side::V2] {
+            let keys: Vec<_> = (0..segments).map(|segment| make(side).key(segment)).collect();
+            for stored in tables.load_many::<Segment>(&keys).await?.into_values() {
+                summary.add(side, stored.record);
+            }
+        }
+        summary.settle();
+        Ok(summary)
+    }
+
+    fn add(&mut self, side: Side, segment: Segment) {
+        self.done += u32::from(segment.state == State::Done);
+        self.mismatched += segment.mismatched;
+        self.mismatches.extend(segment.mismatches);
+        match side {
+            Side::V1 => self.v1_items += segment.scanned,
+            Side::V2 => {
+                self.v2_items += segment.scanned;
+                self.exact &= segment.exact;
+                for (family, count) in segment.families {
+                    *self.families.entry(family).or_default() += count;
+                }
+            }
+        }
+    }
+
+    /// A key in the wrong bucket is missing from the right one too: one finding, not two.
+    fn settle(&mut self) {
+        self.mismatches.sort_by(|a, b| (&a.key, severity(a.kind)).cmp(&(&b.key, severity(b.kind))));
+        let listed = self.mismatches.len() as u64;
+        self.mismatches.dedup_by(|later, earlier| later.key == earlier.key);
+        self.mismatched -= listed - self.mismatches.len() as u64;
+    }
+
+    /// True where every segment of both directions is done.
+    pub fn is_complete(&self) -> bool {
+        self.done == self.segments
+    }
+}
+
+fn severity(kind: MismatchKind) -> u8 {
+    u8::from(kind != MismatchKind::WrongBucket)
+}
+
+/// `VerificationFailed` with the findings in words; the first few keys, the rest is in the records.
+pub fn failed(summary: &Summary) -> Error {
+    let named: Vec<_> = summary
+        .mismatches
+        .iter()
+        .take(5)
+        .map(|one| {
+            let kind = serde_json::to_value(one.kind).unwrap_or_default();
+            format!("{:?} ({})", short(&one.key), kind.as_str().unwrap_or_default())
+        })
+        .collect();
+    let more = summary.mismatched.saturating_sub(named.len() as u64);
+    let mut message = format!(
+        "{} differences; v1 has {} items and v2 {}",
+        summary.mismatched, summary.v1_items, summary.v2_items
+    );
+    if !named.is_empty() {
+        message.push_str(&format!(": {}", named.join(", ")));
+        if more > 0 {
+            message.push_str(&format!(" and {more} more"));
+        }
+    }
+    Error::new(ErrorKind::VerificationFailed, message).next(
+        "metashift layout status lists them; metashift layout repair makes the new table follow the old one",
+    )
+}
+
+/// A key as far as it fits a message.
+fn short(key: &str) -> String {
+    let cut: String = key.chars().take(120).collect();
+    if cut.len() < key.len() { format!("{cut}…") } else { cut }
+}
+
+/// The plan's state says that the table is final already.
+pub(super) fn is_final(plan: &Plan) -> bool {
+    plan.state == PlanState::Final
+}

@@ -1,0 +1,4 @@
+//! The layout migration against a DynamoDB-compatible server.
+
+mod migration;
+mod support;
