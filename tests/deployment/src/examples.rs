@@ -138,10 +138,8 @@ pub fn other_fields(examples: &BTreeMap<String, String>, machines: &[Value]) -> 
             .flat_map(|(_, text)| keys(text))
             .collect();
         let sent = sent.remove(*step).unwrap_or_default();
-        found.extend(
-            sent.difference(&shown)
-                .map(|field| format!("{step}: the machines send {field}, no example shows it")),
-        );
+        let hidden = sent.difference(&shown).filter(|field| !COMMON.contains(&field.as_str()));
+        found.extend(hidden.map(|field| format!("{step}: the machines send {field}, no example shows it")));
         found.extend(
             shown
                 .difference(&sent)
