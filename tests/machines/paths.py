@@ -466,8 +466,9 @@ def a_repair_that_already_runs_is_gone_on_with():
 
 @case
 def a_dry_repair_compares_nothing():
-    world = World()
-    assert run(world, {"mode": "repair", "dryRun": True})[0] == "done"
+    world = World(repair_page=lambda *_: answer(mismatches=3))
+    status, output, _ = run(world, {"mode": "repair", "dryRun": True})
+    assert status == "done" and output["wouldChange"] == 12, output
     assert world.count("verify") == 0 and all(p["dryRun"] for s, p in world.calls if s == "repair-page")
 
 
