@@ -489,7 +489,7 @@ def abort_releases_and_asks_nothing_first():
 @case
 def bad_input_reaches_no_step():
     resume = {"run": "r", "number": 1, "phase": "elsewhere", "plan": {"segments": 1, "generation": 0, "state": "open"}}
-    for given in [{}, {"mode": "all"}, {"mode": "plan", "version": 2}, {"mode": "finalize", "onfailure": "hold"}, {"mode": "finalize", "epoch": "mine"}, {"mode": "plan", "resume": resume}]:
+    for given in [{}, {"mode": "all"}, {"mode": "plan", "version": 2}, {"mode": "finalize", "onfailure": "hold"}, {"mode": "finalize", "epoch": "mine"}, {"mode": "plan", "resume": resume}, {"mode": "plan", "turnLimit": "9"}, {"mode": "plan", "deadlineSeconds": None}]:
         world = World()
         assert run(world, given)[0] == "InvalidInput" and world.calls == [], given
     for name in ["n" * 65, "caf\u00e9", "a(b)"]:
@@ -571,7 +571,7 @@ def the_catalog_ends_typed():
         ([inspect_ok, *[failure("Fenced")] * 3], "done"),
     ]:
         assert run(World(catalog_migrate_step=list(script)), CATALOG, name="catalog-format")[0] == expected, expected
-    for given in [{}, {"store": 1, "mode": "walk"}, {**CATALOG, "format": 12}]:
+    for given in [{}, {"store": 1, "mode": "walk"}, {**CATALOG, "format": 12}, {**CATALOG, "turnLimit": "9"}]:
         assert run(World(), given, name="catalog-format")[0] == "InvalidInput"
     over = {**CATALOG, "resume": {"run": "r", "number": 1000}}
     assert run(World(), over, name="catalog-format")[0] == "Internal"
