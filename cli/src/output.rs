@@ -23,11 +23,6 @@ impl Output {
         Self { json }
     }
 
-    /// True where a program reads.
-    pub(crate) fn is_json(&self) -> bool {
-        self.json
-    }
-
     /// A line for a person; nothing for a program.
     pub(crate) fn say(&self, text: impl AsRef<str>) {
         if !self.json {

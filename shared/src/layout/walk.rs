@@ -21,6 +21,9 @@ pub const DEFAULT_PAGE_SIZE: u32 = 1000;
 /// Largest page that the input may ask for; a Scan ends at 1 MB anyway.
 pub const MOST_PAGE_SIZE: u32 = 10_000;
 
+/// Detail of an output: what this invocation alone did, while the progress is the segment's running total.
+pub const STEP: &str = "step";
+
 /// How soon a paused run is worth another look.
 pub const PAUSED_RETRY_SECONDS: u32 = 30;
 
@@ -82,9 +85,11 @@ pub(super) struct Walker {
     writes: u64,
     units_before: (f64, f64),
     conflicts_before: u64,
+    progress_before: Progress,
     control: Control,
     share: u32,
     units_paced: f64,
+    pages: u64,
 }
 
 /// Where a worker's record comes from.
@@ -122,6 +127,7 @@ impl Walker {
         }
         let units_before = (stored.record.read_units, stored.record.write_units);
         let conflicts_before = stored.record.conflicts;
+        let progress_before = progress(&stored.record);
         let mut walker = Self {
             tables,
             walk,
@@ -134,9 +140,11 @@ impl Walker {
             writes: 0,
             units_before,
             conflicts_before,
+            progress_before,
             control: Control::default(),
             share: 1,
             units_paced: 0.0,
+            pages: 0,
         };
         walker.read_control().await?;
         Ok(walker)
@@ -179,6 +187,7 @@ impl Walker {
             }
             allowed?;
             self.budget.take_page();
+            self.pages += 1;
             self.take_control(control?).await?;
             upcoming = ahead?;
         }
@@ -284,10 +293,18 @@ impl Walker {
         let usage = self.tables.usage();
         output.consumed = usage.consumed;
         output.retry_after_seconds = (status == Status::Paused).then_some(PAUSED_RETRY_SECONDS);
-        output
-            .with("segment", self.input.segment)
-            .with("throttled", usage.throttled)
-            .with("conflicts", usage.conflicts)
+        let (now, before) = (output.progress, self.progress_before);
+        output.with("segment", self.input.segment).with(
+            STEP,
+            serde_json::json!({
+                "scanned": now.scanned.saturating_sub(before.scanned),
+                "copied": now.copied.saturating_sub(before.copied),
+                "alreadyLive": now.already_live.saturating_sub(before.already_live),
+                "throttled": usage.throttled,
+                "conflicts": usage.conflicts,
+                "pages": self.pages,
+            }),
+        )
     }
 }
 
