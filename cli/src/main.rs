@@ -1,2 +1,75 @@
-//! Placeholder.
-fn main() {}
+//! `metashift`: migrations of lake metadata, from a terminal.
+//!
+//! Exit codes: 0 done or nothing to do, 1 internal, 2 fix the input, 3 stop and look, 4 retry later, 5 somebody else
+//! has it, 6 refused by state, 130 stopped by the user and resumable.
+
+mod commands;
+mod connect;
+mod output;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use metashift::error::Class;
+
+use output::Output;
+
+/// Serverless, crash-safe migrations of lake metadata.
+#[derive(Debug, Parser)]
+#[command(name = "metashift", version, about, max_term_width = 100)]
+struct Cli {
+    /// One JSON object a line while running, one at the end.
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// The whole story on this machine: a table with live writers and a catalog, migrated and compared.
+    Demo(commands::demo::DemoArgs),
+    /// An embedded server with a seeded table and live writers, to try everything else on; stays until Ctrl-C.
+    Sandbox(commands::sandbox::SandboxArgs),
+    /// The DynamoDB prefix layout.
+    #[command(subcommand)]
+    Layout(commands::layout::LayoutCommand),
+    /// Formats of a SlateDB catalog.
+    #[command(subcommand)]
+    Catalog(commands::catalog::CatalogCommand),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let output = Output::new(cli.json);
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: no runtime: {error}");
+            return ExitCode::from(Class::Internal.exit_code());
+        }
+    };
+    runtime.block_on(async {
+        let work = async {
+            match cli.command {
+                Command::Demo(args) => commands::demo::run(args, &output).await,
+                Command::Sandbox(args) => commands::sandbox::run(args, &output).await,
+                Command::Layout(command) => commands::layout::run(command, &output).await,
+                Command::Catalog(command) => commands::catalog::run(command, &output).await,
+            }
+        };
+        tokio::select! {
+            ended = work => match ended {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => {
+                    output.error(&error);
+                    ExitCode::from(error.kind().exit_code())
+                }
+            },
+            _ = tokio::signal::ctrl_c() => {
+                output.stopped();
+                ExitCode::from(Class::Stopped.exit_code())
+            }
+        }
+    })
+}

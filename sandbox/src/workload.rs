@@ -16,13 +16,17 @@ use tokio::task::JoinSet;
 
 use crate::seed;
 
+/// What a write put; `None`: it deleted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Written(Option<Vec<u8>>);
+
 /// What is known of a key.
 #[derive(Debug, Clone, Default)]
 struct Known {
     /// Last acknowledged value.
     value: Option<Vec<u8>>,
     /// A write whose outcome is not known: the value may be this instead.
-    maybe: Option<Option<Vec<u8>>>,
+    maybe: Option<Written>,
     /// Acknowledged or unknown writes so far.
     version: u64,
     /// A write is in flight.
@@ -124,7 +128,7 @@ impl Workload {
         for (key, known) in &known {
             let found = store.get(key).await?;
             self.shared.checked.fetch_add(1, Ordering::Relaxed);
-            if found != known.value && known.maybe.as_ref() != Some(&found) {
+            if found != known.value && known.maybe.as_ref().map(|written| &written.0) != Some(&found) {
                 self.shared.violation(format!("{key:?} at the end"));
             }
         }
@@ -193,7 +197,7 @@ impl Writer {
     }
 
     async fn has_guard(&self, guard: &str) -> bool {
-        matches!(self.store.cas(guard, None, Some(b"held")).await, Ok(_))
+        self.store.cas(guard, None, Some(b"held")).await.is_ok()
     }
 
     fn take(&self, key: &str, new: Option<Vec<u8>>, answer: Result<Mutation>) {
@@ -214,7 +218,7 @@ impl Writer {
                 ErrorKind::OutcomeUnknown => {
                     shared.retried.fetch_add(1, Ordering::Relaxed);
                     shared.known(key, |known| {
-                        known.maybe = Some(new);
+                        known.maybe = Some(Written(new));
                         known.version += 1;
                     });
                 }

@@ -33,6 +33,7 @@ pub const ALL: &[&str] = &[
     "catalog-flushed",
     "catalog-finished",
     "catalog-published",
+    "catalog-abandoned",
 ];
 
 /// Called at a crash point.

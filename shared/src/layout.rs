@@ -19,6 +19,7 @@ pub mod records;
 pub mod repair;
 pub mod run;
 pub mod status;
+pub mod steps;
 pub mod store;
 pub mod survey;
 pub mod tables;

@@ -3,5 +3,13 @@
 //! Compiled as one integration test of the `metashift-cli` package (`cargo test -p metashift-cli --test suite
 //! --all-features`), so that `env!("CARGO_BIN_EXE_metashift")` is the command, built with crash points.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking"
+)]
+
 mod catalog;
 mod layout;

@@ -115,7 +115,8 @@ pub async fn install_barrier(tables: &Tables, start: &Start) -> Result<Installed
     }
 }
 
-fn check_start(start: &Start) -> Result<()> {
+/// `InvalidInput` for a cutover that cannot be started as it is.
+pub fn check_start(start: &Start) -> Result<()> {
     let invalid = |message: &str, next: &str| Err(Error::new(ErrorKind::InvalidInput, message).next(next));
     if !start.writes_paused && !start.under_load {
         return invalid(
@@ -374,15 +375,26 @@ pub async fn release_expired(tables: &Tables) -> Result<Option<Cutover>> {
 pub enum Evidence {
     /// A person says so.
     Acknowledged(bool),
-    /// `WriterMode` as CloudWatch has it: each reporter's latest value and its time.
-    Reports {
-        /// One entry a reporter.
-        reports: Vec<(Timestamp, f64)>,
+    /// The metric `WriterMode` as CloudWatch has it, by minute.
+    Metric {
+        /// Minutes that have a value.
+        minutes: Vec<Minute>,
         /// Reporters that there must be at least.
         minimum: u32,
-        /// A report must be younger than this.
+        /// Only minutes that began within this time count.
         window: Duration,
     },
+}
+
+/// What `WriterMode` was within one minute. A node reports once a minute.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Minute {
+    /// When the minute began.
+    pub at: Timestamp,
+    /// The largest value: above 0 where any reporter is v1-only.
+    pub maximum: f64,
+    /// How many reports there were.
+    pub reports: f64,
 }
 
 /// `RolloutNotReady` unless the evidence shows that no writer is v1-only. Silence shows nothing.
@@ -395,22 +407,18 @@ pub fn check_rollout(evidence: &Evidence, now: Timestamp) -> Result<()> {
             "nobody has said that every metadata node runs in dual mode".to_owned(),
             "check the nodes, then say --rollout-acknowledged",
         ),
-        Evidence::Reports { reports, minimum, window } => {
-            let fresh: Vec<_> = reports.iter().filter(|(at, _)| elapsed(*at, now) < *window).collect();
-            let v1_only = fresh.iter().filter(|(_, mode)| *mode > 0.0).count();
-            if v1_only > 0 {
+        Evidence::Metric { minutes, minimum, window } => {
+            let fresh: Vec<_> = minutes.iter().filter(|minute| elapsed(minute.at, now) <= *window).collect();
+            if fresh.iter().any(|minute| minute.maximum > 0.0) {
                 return not_ready(
-                    format!("{v1_only} nodes still write v1 only"),
-                    "roll them to dual mode, then finalize again",
+                    format!("a node wrote v1 only within the last {} s", window.as_secs()),
+                    "roll every node to dual mode, then finalize again",
                 );
             }
-            if fresh.len() < *minimum as usize {
+            let most = fresh.iter().map(|minute| minute.reports).fold(0.0, f64::max);
+            if most < f64::from(*minimum) {
                 return not_ready(
-                    format!(
-                        "{} of at least {minimum} nodes reported within {} s",
-                        fresh.len(),
-                        window.as_secs()
-                    ),
+                    format!("{most} of at least {minimum} nodes reported within {} s", window.as_secs()),
                     "find the silent nodes; silence is not zero",
                 );
             }
@@ -472,17 +480,21 @@ mod tests {
     #[test]
     fn silence_is_not_zero() {
         let now = Timestamp::UNIX_EPOCH + Duration::from_secs(1000);
-        let kind = |reports: &[(u64, f64)]| {
-            let reports =
-                reports.iter().map(|(age, mode)| (now - Duration::from_secs(*age), *mode)).collect();
-            let evidence = Evidence::Reports { reports, minimum: 2, window: Duration::from_secs(300) };
+        let kind = |minutes: &[(u64, f64, f64)]| {
+            let minute = |&(age, maximum, reports): &(u64, f64, f64)| Minute {
+                at: now - Duration::from_secs(age),
+                maximum,
+                reports,
+            };
+            let minutes = minutes.iter().map(minute).collect();
+            let evidence = Evidence::Metric { minutes, minimum: 2, window: Duration::from_secs(300) };
             check_rollout(&evidence, now).err().map(|error| error.kind())
         };
-        assert_eq!(kind(&[(10, 0.0), (20, 0.0)]), None);
+        assert_eq!(kind(&[(60, 0.0, 2.0), (120, 0.0, 2.0)]), None);
         assert_eq!(kind(&[]), Some(ErrorKind::RolloutNotReady));
-        assert_eq!(kind(&[(10, 0.0)]), Some(ErrorKind::RolloutNotReady));
-        assert_eq!(kind(&[(10, 0.0), (300, 0.0)]), Some(ErrorKind::RolloutNotReady));
-        assert_eq!(kind(&[(10, 0.0), (20, 0.0), (30, 1.0)]), Some(ErrorKind::RolloutNotReady));
+        assert_eq!(kind(&[(60, 0.0, 1.0), (120, 0.0, 1.0)]), Some(ErrorKind::RolloutNotReady));
+        assert_eq!(kind(&[(301, 0.0, 9.0)]), Some(ErrorKind::RolloutNotReady));
+        assert_eq!(kind(&[(60, 0.0, 9.0), (120, 1.0, 9.0)]), Some(ErrorKind::RolloutNotReady));
         assert!(check_rollout(&Evidence::Acknowledged(false), now).is_err());
         assert!(check_rollout(&Evidence::Acknowledged(true), now).is_ok());
     }

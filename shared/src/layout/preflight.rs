@@ -79,12 +79,15 @@ impl Estimate {
             bytes,
             write_units,
             read_units,
-            dollars: (write_units * DOLLARS_PER_MILLION_WRITE_UNITS
-                + read_units * DOLLARS_PER_MILLION_READ_UNITS)
-                / 1e6,
+            dollars: Self::dollars_of(read_units, write_units),
             backfill_minutes: write_units / NEW_TABLE_WRITE_UNITS / 60.0,
             verification_seconds: verification / NEW_TABLE_READ_UNITS,
         }
+    }
+
+    /// Dollars of so many units.
+    pub fn dollars_of(read_units: f64, write_units: f64) -> f64 {
+        (write_units * DOLLARS_PER_MILLION_WRITE_UNITS + read_units * DOLLARS_PER_MILLION_READ_UNITS) / 1e6
     }
 
     /// Exact, from a survey's counts: `key_and_value_bytes` without names.
@@ -233,7 +236,7 @@ fn check_settings(
             Some(true) => {}
             Some(false) => warnings.push(format!("point-in-time recovery of {name} is off")),
             None => {
-                warnings.push(format!("the server does not say whether {name} has point-in-time recovery"))
+                warnings.push(format!("the server does not say whether {name} has point-in-time recovery"));
             }
         }
         if !facts.deletion_protection {
@@ -280,7 +283,7 @@ mod tests {
         let estimate = Estimate::of(100_000, 25_000_000);
         assert!((estimate.write_units / 100_000.0 - 4.04).abs() < 0.01, "{estimate:?}");
         assert!(estimate.dollars > 0.2 && estimate.dollars < 0.5, "{estimate:?}");
-        assert_eq!(Estimate::of(0, 0).write_units as u64, 0);
+        assert!(Estimate::of(0, 0).write_units.abs() < f64::EPSILON);
     }
 
     #[test]

@@ -194,23 +194,23 @@ impl Run {
         Ok((total, summary))
     }
 
-    /// Counts v1 exactly and finds what cannot move; gives the survey's id.
-    pub async fn survey(&self, segments: u32) -> Result<(String, Total)> {
+    /// Counts v1 exactly and finds what cannot move; a survey of the same id goes on where it stopped.
+    pub async fn survey(&self, id: &str, segments: u32) -> Result<Total> {
         check_page_size(self.page_size)?;
         generation::check_segments(segments)?;
-        let run = self.tables.environment().id();
-        let total = self
-            .walk("survey", segments, |segment| {
-                survey(&self.tables, &run, self.input(segment, segments), self.budget())
-            })
-            .await?;
-        Ok((run, total))
+        self.walk("survey", segments, |segment| {
+            survey(&self.tables, id, self.input(segment, segments), self.budget())
+        })
+        .await
     }
 
     /// Backfill, rehearsal, rollout check, barrier, verification, marker, first reads.
     ///
     /// Whatever fails after the barrier releases it, unless the cutover is to be held.
     pub async fn finalize(&self, start: &Start, evidence: &Evidence) -> Result<Finished> {
+        // What a person left out is said before hours of work, not after.
+        cutover::check_start(start)?;
+        check_rollout(evidence, self.tables.environment().now())?;
         let plan = self.open().await?;
         match plan.state {
             State::Final => return self.finished(None, Consumed::default()).await,

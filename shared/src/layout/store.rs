@@ -229,7 +229,7 @@ impl MetaStore {
                 authority = Authority::V2;
                 continue;
             }
-            return self.refused(change, &transaction, &reasons, authority);
+            return refused(change, &transaction, &reasons, authority);
         }
     }
 
@@ -274,33 +274,6 @@ impl MetaStore {
             }
         }
         Ok(())
-    }
-
-    fn refused(
-        &self,
-        change: &Change<'_>,
-        transaction: &Transaction,
-        reasons: &[Reason],
-        authority: Authority,
-    ) -> Result<Mutation> {
-        match refusal(transaction, reasons, side(authority)) {
-            Some(Refusal::Conflict(current)) => Ok(Mutation::Conflict { current }),
-            Some(Refusal::GuardLost) => Ok(Mutation::GuardLost),
-            Some(Refusal::BarrierHeld) => Err(Error::new(
-                ErrorKind::BarrierHeld,
-                format!("{:?} was not written: a cutover pauses writers", change.key),
-            )
-            .next("try again in a few seconds; metashift layout status shows the cutover")),
-            Some(Refusal::Divergence(key)) => Err(Error::new(
-                ErrorKind::Divergence,
-                format!("the copies of {key:?} differ between the tables; nothing was written"),
-            )
-            .next("metashift layout repair makes the new table follow the old one")),
-            None => Err(Error::new(
-                ErrorKind::Internal,
-                format!("{:?} was refused without a failed condition: {reasons:?}", change.key),
-            )),
-        }
     }
 
     /// One page of a prefix: one request that evaluates at most `limit` items (1 or more).
@@ -426,6 +399,32 @@ impl MetaStore {
                 return Ok(found);
             }
         }
+    }
+}
+
+fn refused(
+    change: &Change<'_>,
+    transaction: &Transaction,
+    reasons: &[Reason],
+    authority: Authority,
+) -> Result<Mutation> {
+    match refusal(transaction, reasons, side(authority)) {
+        Some(Refusal::Conflict(current)) => Ok(Mutation::Conflict { current }),
+        Some(Refusal::GuardLost) => Ok(Mutation::GuardLost),
+        Some(Refusal::BarrierHeld) => Err(Error::new(
+            ErrorKind::BarrierHeld,
+            format!("{:?} was not written: a cutover pauses writers", change.key),
+        )
+        .next("try again in a few seconds; metashift layout status shows the cutover")),
+        Some(Refusal::Divergence(key)) => Err(Error::new(
+            ErrorKind::Divergence,
+            format!("the copies of {key:?} differ between the tables; nothing was written"),
+        )
+        .next("metashift layout repair makes the new table follow the old one")),
+        None => Err(Error::new(
+            ErrorKind::Internal,
+            format!("{:?} was refused without a failed condition: {reasons:?}", change.key),
+        )),
     }
 }
 

@@ -1,7 +1,6 @@
 //! Reading the whole of v1 once, one segment a step, for exact counts and everything that cannot move.
 //!
-//! Eventually consistent reads would cost half, but the walk's engine reads consistently so that a survey of a still
-//! table is exact. Writes nothing but its own record.
+//! Eventually consistent, at half the price: exact for a table that is still. Writes nothing but its own record.
 
 use super::backfill::decide::movable;
 use super::key::is_internal;

@@ -17,8 +17,12 @@ use super::records::segment::{Mismatch, MismatchKind, Position, Segment, State, 
 use super::tables::{Item, Page, Tables};
 use super::transaction::Side;
 use super::walk::{Origin, SegmentInput, Visitor, Walker};
+use crate::environment::elapsed;
 use crate::step::{Budget, Status, StepOutput};
 use crate::{Error, ErrorKind, Result};
+
+/// Detail of an output: seconds for which the barrier was held when the step began.
+pub const BARRIER_HELD: &str = "barrierHeldSeconds";
 
 /// Compares the rest of one segment of one direction, before any cutover.
 ///
@@ -50,8 +54,10 @@ pub async fn verify(
     budget: Budget,
 ) -> Result<StepOutput> {
     let tables = tables.metered();
-    let plan = tables.load::<Plan>(plan::KEY).await?.ok_or_else(|| super::generation::no_plan())?;
-    check_cutover(&plan.record, epoch, tables.environment().now())?;
+    let plan = tables.load::<Plan>(plan::KEY).await?.ok_or_else(super::generation::no_plan)?;
+    let now = tables.environment().now();
+    let held = elapsed(cutover_of(&plan.record, epoch)?.installed_at, now).as_secs_f64();
+    check_cutover(&plan.record, epoch, now)?;
     let walk = Walk::Verify { epoch: epoch.to_owned(), side };
     let mut walker = Walker::load(&tables, walk, input, budget, Origin::UnderPlan(&plan.bytes)).await?;
     let exact = exact && side == Side::V2;
@@ -66,7 +72,7 @@ pub async fn verify(
     let exact = walker.segment().exact;
     let visitor = Compare { side, kind: Kind::Final { epoch: epoch.to_owned(), exact } };
     let status = walker.run(&visitor).await?;
-    Ok(output(&walker, status))
+    Ok(output(&walker, status).with(BARRIER_HELD, held))
 }
 
 fn output(walker: &Walker, status: Status) -> StepOutput {
@@ -107,10 +113,8 @@ struct Findings {
 impl Compare {
     async fn compare(&self, tables: &Tables, page: Page) -> Result<Findings> {
         let mut findings = Findings { end: end_of(&page), ..Findings::default() };
-        let compared = match (&self.kind, self.side) {
-            (Kind::Final { exact: false, .. }, Side::V2) => false,
-            _ => true,
-        };
+        let counted_only = matches!((&self.kind, self.side), (Kind::Final { exact: false, .. }, Side::V2));
+        let compared = !counted_only;
         let items: Vec<_> =
             page.items.into_iter().filter(|item| self.side == Side::V2 || !is_internal(&item.key)).collect();
         let other = if self.side == Side::V1 { Side::V2 } else { Side::V1 };
@@ -192,7 +196,7 @@ impl Visitor for Compare {
 
     async fn check(&self, tables: &Tables) -> Result<()> {
         let Kind::Final { epoch, .. } = &self.kind else { return Ok(()) };
-        let plan = tables.load::<Plan>(plan::KEY).await?.ok_or_else(|| super::generation::no_plan())?;
+        let plan = tables.load::<Plan>(plan::KEY).await?.ok_or_else(super::generation::no_plan)?;
         check_cutover(&plan.record, epoch, tables.environment().now())
     }
 }
@@ -311,16 +315,15 @@ pub fn failed(summary: &Summary) -> Error {
         })
         .collect();
     let more = summary.mismatched.saturating_sub(named.len() as u64);
-    let mut message = format!(
-        "{} differences; v1 has {} items and v2 {}",
+    let list = match (named.is_empty(), more) {
+        (true, _) => String::new(),
+        (false, 0) => format!(": {}", named.join(", ")),
+        (false, more) => format!(": {} and {more} more", named.join(", ")),
+    };
+    let message = format!(
+        "{} differences; v1 has {} items and v2 {}{list}",
         summary.mismatched, summary.v1_items, summary.v2_items
     );
-    if !named.is_empty() {
-        message.push_str(&format!(": {}", named.join(", ")));
-        if more > 0 {
-            message.push_str(&format!(" and {more} more"));
-        }
-    }
     Error::new(ErrorKind::VerificationFailed, message).next(
         "metashift layout status lists them; metashift layout repair makes the new table follow the old one",
     )

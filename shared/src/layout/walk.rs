@@ -21,6 +21,9 @@ pub const DEFAULT_PAGE_SIZE: u32 = 1000;
 /// Largest page that the input may ask for; a Scan ends at 1 MB anyway.
 pub const MOST_PAGE_SIZE: u32 = 10_000;
 
+/// Detail of an output: what this invocation alone did, while the progress is the segment's running total.
+pub const STEP: &str = "step";
+
 /// How soon a paused run is worth another look.
 pub const PAUSED_RETRY_SECONDS: u32 = 30;
 
@@ -82,9 +85,11 @@ pub(super) struct Walker {
     writes: u64,
     units_before: (f64, f64),
     conflicts_before: u64,
+    progress_before: Progress,
     control: Control,
     share: u32,
     units_paced: f64,
+    pages: u64,
 }
 
 /// Where a worker's record comes from.
@@ -122,6 +127,7 @@ impl Walker {
         }
         let units_before = (stored.record.read_units, stored.record.write_units);
         let conflicts_before = stored.record.conflicts;
+        let progress_before = progress(&stored.record);
         let mut walker = Self {
             tables,
             walk,
@@ -134,9 +140,11 @@ impl Walker {
             writes: 0,
             units_before,
             conflicts_before,
+            progress_before,
             control: Control::default(),
             share: 1,
             units_paced: 0.0,
+            pages: 0,
         };
         walker.read_control().await?;
         Ok(walker)
@@ -161,11 +169,10 @@ impl Walker {
             if self.budget.is_spent() {
                 return Ok(Status::Continue);
             }
-            let input = self.input.clone();
-            let side = self.walk.side();
+            let (input, walk) = (self.input.clone(), self.walk.clone());
             let ahead = async {
                 match next {
-                    Some(position) => read(&tables, visitor, side, &input, Some(position)).await.map(Some),
+                    Some(position) => read(&tables, visitor, &walk, &input, Some(position)).await.map(Some),
                     None => Ok(None),
                 }
             };
@@ -180,6 +187,7 @@ impl Walker {
             }
             allowed?;
             self.budget.take_page();
+            self.pages += 1;
             self.take_control(control?).await?;
             upcoming = ahead?;
         }
@@ -207,7 +215,7 @@ impl Walker {
         after: Option<Position>,
     ) -> Result<(V::Prepared, Option<Position>)> {
         visitor.check(tables).await?;
-        read(tables, visitor, self.walk.side(), &self.input, after).await
+        read(tables, visitor, &self.walk, &self.input, after).await
     }
 
     /// Sends `actions` and the segment's record after `change` in one transaction.
@@ -225,8 +233,11 @@ impl Walker {
         self.writes += 1;
         next.writer = Some(format!("{}:{}", self.writer, self.writes));
         next.read_units = self.units_before.0 + usage.consumed.read_units;
-        next.write_units = self.units_before.1 + usage.consumed.write_units;
         next.conflicts = self.conflicts_before + usage.conflicts;
+        // This very transaction is charged after it is written; what it will be is known.
+        let layout = self.tables.layout();
+        let own_units = 2.0 + actions.iter().map(|action| action.write_units(layout)).sum::<f64>();
+        next.write_units = self.units_before.1 + usage.consumed.write_units + own_units;
         let bytes = records::encode(&next)?;
         let own = actions.len();
         actions.push(Action::record(&self.key, Some(&self.stored.bytes), Write::Put(bytes.clone())));
@@ -285,10 +296,18 @@ impl Walker {
         let usage = self.tables.usage();
         output.consumed = usage.consumed;
         output.retry_after_seconds = (status == Status::Paused).then_some(PAUSED_RETRY_SECONDS);
-        output
-            .with("segment", self.input.segment)
-            .with("throttled", usage.throttled)
-            .with("conflicts", usage.conflicts)
+        let (now, before) = (output.progress, self.progress_before);
+        output.with("segment", self.input.segment).with(
+            STEP,
+            serde_json::json!({
+                "scanned": now.scanned.saturating_sub(before.scanned),
+                "copied": now.copied.saturating_sub(before.copied),
+                "alreadyLive": now.already_live.saturating_sub(before.already_live),
+                "throttled": usage.throttled,
+                "conflicts": usage.conflicts,
+                "pages": self.pages,
+            }),
+        )
     }
 }
 
@@ -307,12 +326,14 @@ pub(super) fn progress(segment: &Segment) -> Progress {
 async fn read<V: Visitor>(
     tables: &Tables,
     visitor: &V,
-    side: Side,
+    walk: &Walk,
     input: &SegmentInput,
     after: Option<Position>,
 ) -> Result<(V::Prepared, Option<Position>)> {
     let place = (input.segment, input.segments);
-    let page = tables.scan(side, place, input.page_size, after.as_ref(), true).await?;
+    // A survey decides nothing: it reads at half price.
+    let consistent = !matches!(walk, Walk::Survey { .. });
+    let page = tables.scan(walk.side(), place, input.page_size, after.as_ref(), consistent).await?;
     let next = page.next.clone();
     Ok((visitor.prepare(tables, page).await?, next))
 }

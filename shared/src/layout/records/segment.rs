@@ -183,7 +183,7 @@ pub struct Segment {
     /// Read request units, up to the page before this write.
     #[serde(default)]
     pub read_units: f64,
-    /// Write request units, up to the group before this write.
+    /// Write request units, this write included.
     #[serde(default)]
     pub write_units: f64,
     /// Transactions that lost to another one.

@@ -1,0 +1,2 @@
+set -euo pipefail
+"$METASHIFT_TOOLS/stack/bin/python" tests/machines/paths.py

@@ -1,0 +1,2 @@
+set -euo pipefail
+cargo clippy --workspace --all-targets --all-features -- -D warnings

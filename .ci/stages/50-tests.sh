@@ -1,0 +1,3 @@
+# The README's command.
+set -euo pipefail
+cargo test --workspace --all-features

@@ -1,0 +1,2 @@
+set -euo pipefail
+RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --all-features

@@ -1,0 +1,260 @@
+//! `metashift catalog`: formats of a SlateDB catalog.
+
+use std::io::IsTerminal;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
+use jiff::Timestamp;
+use metashift::catalog::abandon::abandon;
+use metashift::catalog::checkpoints;
+use metashift::catalog::deadline::Deadline;
+use metashift::catalog::driver::{Report, Stop};
+use metashift::catalog::format::{NEWEST, TARGETS};
+use metashift::catalog::handle::Catalog;
+use metashift::catalog::inspect::{Inspection, inspect};
+use metashift::catalog::location::{Location, make_directory};
+use metashift::catalog::step::{Input, Mode, VERSION, inspected, invoke};
+use metashift::catalog::units::Registry;
+use metashift::environment::{Environment, elapsed};
+use metashift::step::{Budget, Status, StepOutput};
+use metashift::{Error, ErrorKind, Result};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::output::Output;
+
+mod demo;
+
+pub(crate) use demo::demo;
+
+/// Time between two lines of progress in JSON.
+const LINE_EVERY: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum CatalogCommand {
+    /// Says which format a store has, what is under way, and what a run would do
+    Status(Target),
+    /// Migrates a store to a newer format; stopped or killed, the same command goes on where it was
+    Run(Run),
+    /// Lists the checkpoints of a store
+    Checkpoints(Store),
+    /// Takes back an unfinished directory unit (never one that moves keys)
+    Abandon(Store),
+    /// Makes an empty catalog
+    Create(Store),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Store {
+    /// The store, as s3://bucket/path or file:///directory
+    store: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Target {
+    #[command(flatten)]
+    store: Store,
+    /// The format to reach: 9, 11 or 12
+    #[arg(long, value_name = "N", default_value_t = NEWEST, value_parser = format)]
+    to_format: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Run {
+    #[command(flatten)]
+    target: Target,
+    /// Take a checkpoint before the first change, kept until the target is reached
+    #[arg(long)]
+    checkpoint: bool,
+    /// Check every record and say what would run, without writing or fencing anybody
+    #[arg(long)]
+    dry_run: bool,
+    /// Stop after this many batches
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_steps: Option<u32>,
+    /// How many days the checkpoint of the result stays
+    #[arg(long, value_name = "N", default_value_t = 7)]
+    final_checkpoint_days: u32,
+}
+
+fn format(text: &str) -> std::result::Result<u64, String> {
+    let target = text.parse().ok().filter(|target| TARGETS.contains(target));
+    target.ok_or_else(|| "one of 9, 11 and 12".to_owned())
+}
+
+pub(crate) async fn run(command: CatalogCommand, output: &Output) -> Result<()> {
+    let environment = Environment::system();
+    let budget = Budget::unbounded(environment.clone());
+    match command {
+        CatalogCommand::Status(target) => {
+            let location = Location::parse(&target.store.store)?;
+            let registry = Registry::shipped();
+            let found = inspect(&location, &registry, target.to_format, false, &environment, &budget).await?;
+            show_inspection(&found, output)
+        }
+        CatalogCommand::Run(run) => migrate(run, &environment, budget, output).await,
+        CatalogCommand::Checkpoints(Store { store }) => {
+            let location = Location::parse(&store)?;
+            let listed = checkpoints::list(&location, &environment, &Deadline::of(&budget)).await?;
+            output.emit(&json!({ "checkpoints": listed }));
+            let rows = listed.into_iter().map(|found| {
+                let expires = found.expires.unwrap_or_else(|| "never".to_owned());
+                let expires = if found.expired { format!("{expires} (expired)") } else { expires };
+                vec![
+                    found.name.unwrap_or_default(),
+                    found.created,
+                    expires,
+                    found.manifest_id.to_string(),
+                    found.id,
+                ]
+            });
+            output.table(&["name", "created", "expires", "manifest", "id"], rows.collect());
+            Ok(())
+        }
+        CatalogCommand::Abandon(Store { store }) => {
+            let done = abandon(&Location::parse(&store)?, &Registry::shipped(), budget).await?;
+            let rows = [
+                ("abandoned", done.unit.clone()),
+                ("entries removed", done.entries.to_string()),
+                ("format, as before", done.format.to_string()),
+            ];
+            output.rows(&rows, &json!({ "unit": done.unit, "format": done.format, "entries": done.entries }));
+            Ok(())
+        }
+        CatalogCommand::Create(Store { store }) => {
+            make_directory(&store)?;
+            let catalog = Catalog::open(&Location::parse(&store)?, &environment, &budget).await?;
+            let view = catalog.read().await?;
+            catalog.close().await?;
+            let (format, snapshot) = (view.format(), view.head().snapshot_id);
+            let rows = [("format", format.to_string()), ("latest snapshot", snapshot.to_string())];
+            output.rows(&rows, &json!({ "format": format, "snapshotId": snapshot }));
+            Ok(())
+        }
+    }
+}
+
+async fn migrate(run: Run, environment: &Environment, budget: Budget, output: &Output) -> Result<()> {
+    let input = Input {
+        version: VERSION,
+        store: run.target.store.store,
+        mode: if run.dry_run { Mode::DryRun } else { Mode::Step },
+        to_format: run.target.to_format,
+        checkpoint: run.checkpoint,
+        max_steps: run.max_steps,
+        final_checkpoint_days: Some(run.final_checkpoint_days),
+    };
+    if run.dry_run {
+        let location = Location::parse(&input.store)?;
+        let registry = Registry::shipped();
+        let found = inspect(&location, &registry, input.to_format, true, environment, &budget).await?;
+        return show_inspection(&found, output);
+    }
+    // Ctrl-C drops the run: what is durable stays, and the same command goes on from there.
+    let progress = ProgressLine::new(environment, output);
+    let observe = |report: &Report| progress.show(report);
+    let answer = invoke(&input, environment, budget, Stop::default(), &observe).await;
+    progress.bar.finish_and_clear();
+    show_answer(&answer?, output)
+}
+
+/// Progress by records moved: a bar for people, a line a second for programs.
+struct ProgressLine<'a> {
+    environment: &'a Environment,
+    output: &'a Output,
+    bar: ProgressBar,
+    last: Mutex<Option<Timestamp>>,
+}
+
+impl<'a> ProgressLine<'a> {
+    fn new(environment: &'a Environment, output: &'a Output) -> Self {
+        let shown = !output.is_json() && std::io::stderr().is_terminal();
+        let bar = if shown { ProgressBar::no_length() } else { ProgressBar::hidden() };
+        let template = "{msg:>28} {wide_bar} {human_pos}/{human_len} records, {per_sec}";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        Self { environment, output, bar, last: Mutex::new(None) }
+    }
+
+    fn show(&self, report: &Report) {
+        if let Some(total) = report.estimated_total {
+            self.bar.set_length(total);
+        }
+        self.bar.set_message(report.units.last().cloned().unwrap_or_default());
+        self.bar.set_position(report.records_moved);
+        let now = self.environment.now();
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_none_or(|last| elapsed(last, now) >= LINE_EVERY) {
+            *last = Some(now);
+            self.output.emit(&json!({
+                "status": "continue",
+                "unit": report.units.last(),
+                "recordsMoved": report.records_moved,
+                "estimatedTotal": report.estimated_total,
+            }));
+        }
+    }
+}
+
+fn show_answer(answer: &StepOutput, output: &Output) -> Result<()> {
+    let value = as_json(answer)?;
+    let rows: Vec<_> = [
+        ("from format", "fromFormat"),
+        ("format", "format"),
+        ("units", "units"),
+        ("records moved", "recordsMoved"),
+        ("batches", "batches"),
+        ("bytes", "bytes"),
+        ("resumed", "resumed"),
+        ("checkpoint before", "preCheckpoint"),
+        ("checkpoint of the result", "finalCheckpoint"),
+    ]
+    .into_iter()
+    .filter_map(|(name, field)| Some((name, text(value.get(field).filter(|value| !value.is_null())?))))
+    .collect();
+    output.rows(&rows, &value);
+    if answer.status != Status::Done {
+        output.say("not finished; the same command goes on from here");
+    }
+    Ok(())
+}
+
+fn show_inspection(found: &Inspection, output: &Output) -> Result<()> {
+    let mut about = vec![
+        ("format", found.format.to_string()),
+        ("written by", found.writer_version.clone()),
+        ("latest snapshot", found.snapshot_id.to_string()),
+        ("batches so far", found.batch_seq.to_string()),
+        ("readable now", found.readable.to_string()),
+    ];
+    if let Some(unit) = &found.under_way {
+        about.push(("under way", format!("{} to {}", unit.from_format, unit.to_format)));
+        about.push(("cursor", unit.cursor.clone()));
+    }
+    about.extend(found.checkpoints.iter().filter_map(|found| Some(("checkpoint", found.name.clone()?))));
+    output.rows(&about, &as_json(&inspected(found)?)?);
+    if found.plan.is_empty() {
+        output.say(format!("nothing to do: the store is at format {}", found.to_format));
+        return Ok(());
+    }
+    let count = |number: Option<u64>| number.map_or_else(|| "?".to_owned(), |number| number.to_string());
+    let rows = found.plan.iter().map(|next| vec![next.unit.clone(), count(next.records), count(next.bytes)]);
+    output.table(&["a run would do", "records", "bytes"], rows.collect());
+    Ok(())
+}
+
+fn as_json(value: &impl Serialize) -> Result<Value> {
+    serde_json::to_value(value)
+        .map_err(|error| Error::new(ErrorKind::Internal, format!("an answer is no JSON: {error}")))
+}
+
+fn text(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Array(parts) => parts.iter().map(text).collect::<Vec<_>>().join(", "),
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,125 @@
+//! `metashift layout plan`.
+
+use clap::Args;
+use metashift::Result;
+use metashift::layout::generation::PlanWish;
+use metashift::layout::preflight::{Accepted, Estimate, Report, preflight};
+use metashift::layout::records::segment::Walk;
+use metashift::layout::run::Run;
+use metashift::layout::status::walk_segments;
+use metashift::layout::walk::DEFAULT_PAGE_SIZE;
+use serde_json::{Value, json};
+
+use super::run::AcceptArgs;
+use crate::connect::TableArgs;
+use crate::output::Output;
+
+#[derive(Debug, Args)]
+pub(crate) struct PlanArgs {
+    #[command(flatten)]
+    tables: TableArgs,
+    #[command(flatten)]
+    accept: AcceptArgs,
+    /// Reads the whole table once (eventually consistent, half price) for exact counts and every key that cannot move.
+    #[arg(long)]
+    survey: bool,
+    /// Id of the survey, which a stopped one goes on by; today's date (UTC) unless named.
+    #[arg(long, requires = "survey")]
+    survey_id: Option<String>,
+    /// Segments of the survey.
+    #[arg(long, default_value_t = super::run::LOCAL_SEGMENTS)]
+    segments: u32,
+    /// Items of one Scan of the survey.
+    #[arg(long, default_value_t = DEFAULT_PAGE_SIZE)]
+    page_size: u32,
+}
+
+pub(crate) async fn run(args: PlanArgs, output: &Output) -> Result<()> {
+    let tables = args.tables.tables().await?;
+    let accepted: Accepted = args.accept.into();
+    let report = preflight(&tables, accepted).await?;
+    let mut estimate = report.estimate;
+    let mut survey = Value::Null;
+    if args.survey {
+        let id = args.survey_id.unwrap_or_else(|| tables.environment().now().strftime("%F").to_string());
+        metashift::layout::cutover::check_id("survey id", &id)?;
+        let run = Run {
+            tables: tables.clone(),
+            wish: PlanWish::default(),
+            accepted,
+            page_size: args.page_size,
+            pages_per_step: 20,
+            observer: output.observer(Some(report.v1.items)),
+        };
+        run.survey(&id, args.segments).await?;
+        let segments = walk_segments(&tables, args.segments, &Walk::Survey { run: id.clone() }).await?;
+        let items = segments.iter().map(|segment| segment.scanned).sum();
+        let bytes = segments.iter().map(|segment| segment.bytes).sum();
+        let rejected: u64 = segments.iter().map(|segment| segment.rejected).sum();
+        let listed: Vec<_> = segments.iter().flat_map(|segment| &segment.mismatches).collect();
+        estimate = Estimate::surveyed(items, bytes);
+        survey = json!({ "id": id, "items": items, "bytes": bytes, "rejected": rejected, "listed": listed });
+        output.say(format!("survey {id}: {items} items, {rejected} of them cannot move"));
+        let kind = |kind| serde_json::to_value(kind).ok().and_then(|text| text.as_str().map(str::to_owned));
+        let rows: Vec<_> = listed
+            .iter()
+            .map(|one| vec![format!("{:?}", one.key), kind(one.kind).unwrap_or_default()])
+            .collect();
+        if !rows.is_empty() {
+            output.table(&["key", "reason"], rows);
+        }
+    }
+    show(output, &report, &estimate, &survey);
+    report.check()
+}
+
+fn show(output: &Output, report: &Report, estimate: &Estimate, survey: &Value) {
+    let plan = report.plan.as_ref();
+    let known = |flag: Option<bool>| flag.map_or("unknown", |on| if on { "on" } else { "off" }).to_owned();
+    let v2 = report.v2.as_ref();
+    let mut rows = vec![
+        ("items", estimate.items.to_string()),
+        ("bytes", estimate.bytes.to_string()),
+        ("write units", format!("{:.0}", estimate.write_units)),
+        ("read units", format!("{:.0}", estimate.read_units)),
+        ("dollars", format!("{:.2} (on-demand, us-east-1)", estimate.dollars)),
+        ("backfill", format!("{:.1} min at a new table's initial throughput", estimate.backfill_minutes)),
+        (
+            "writers paused",
+            format!("{:.0} s for the verification at that throughput", estimate.verification_seconds),
+        ),
+        ("companion", v2.map_or("missing".to_owned(), |_| "there".to_owned())),
+        (
+            "point-in-time recovery",
+            format!(
+                "v1 {}, v2 {}",
+                known(report.v1.point_in_time_recovery),
+                known(v2.and_then(|v2| v2.point_in_time_recovery))
+            ),
+        ),
+        (
+            "plan",
+            plan.map_or("none yet".to_owned(), |plan| {
+                format!("{:?}, generation {}, {} segments", plan.state, plan.generation, plan.segments)
+            }),
+        ),
+    ];
+    for warning in &report.warnings {
+        rows.push(("worth knowing", warning.clone()));
+    }
+    for blocker in &report.blockers {
+        rows.push(("in the way", blocker.to_string()));
+    }
+    let blockers: Vec<_> = report
+        .blockers
+        .iter()
+        .map(|one| json!({ "name": one.kind().name(), "message": one.message(), "next": one.next_step() }))
+        .collect();
+    output.rows(
+        &rows,
+        &json!({
+            "estimate": estimate, "survey": survey, "plan": plan, "warnings": report.warnings,
+            "blockers": blockers, "companion": v2.is_some(),
+        }),
+    );
+}

@@ -1,0 +1,202 @@
+//! `metashift layout run`.
+
+use std::time::Duration;
+
+use clap::Args;
+use metashift::layout::cutover::{DEFAULT_DEADLINE, Evidence, FamilyRead, Start};
+use metashift::layout::generation::PlanWish;
+use metashift::layout::preflight::{Accepted, Estimate};
+use metashift::layout::records::plan::OnFailure;
+use metashift::layout::run::{Finished, Run, Total};
+use metashift::layout::transaction::Side;
+use metashift::layout::walk::DEFAULT_PAGE_SIZE;
+use metashift::{Error, ErrorKind, Result};
+use serde_json::{Value, json};
+
+use crate::connect::TableArgs;
+use crate::output::Output;
+
+/// Segments of a plan that is made by a local run.
+pub(crate) const LOCAL_SEGMENTS: u32 = 8;
+
+/// What a person accepts.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct AcceptArgs {
+    /// Items of v1 expire (TTL), and that is accepted.
+    #[arg(long)]
+    allow_ttl: bool,
+    /// v1 has replicas in other regions, and every writer works in this one.
+    #[arg(long)]
+    allow_replicas: bool,
+    /// Removes the cursor of another migrator that is known to be dead.
+    #[arg(long)]
+    discard_foreign_cursor: bool,
+    /// Takes over the barrier of another migrator that is known to be dead.
+    #[arg(long)]
+    adopt_foreign_barrier: bool,
+}
+
+impl From<AcceptArgs> for Accepted {
+    fn from(args: AcceptArgs) -> Self {
+        Self {
+            ttl: args.allow_ttl,
+            replicas: args.allow_replicas,
+            discard_foreign_cursor: args.discard_foreign_cursor,
+            adopt_foreign_barrier: args.adopt_foreign_barrier,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    tables: TableArgs,
+    #[command(flatten)]
+    accept: AcceptArgs,
+    /// Runs the steps in this process, on whatever DynamoDB the endpoint and the credentials name.
+    #[arg(long)]
+    local: bool,
+    /// Items of one Scan: 1 to 10,000.
+    #[arg(long, default_value_t = DEFAULT_PAGE_SIZE)]
+    page_size: u32,
+    /// Segments of the plan: 1 to 256; 8 for a new one, else the plan's own.
+    #[arg(long)]
+    segments: Option<u32>,
+    /// Walks everything again from the first item.
+    #[arg(long)]
+    new_generation: bool,
+    /// Creates the companion table if it is missing.
+    #[arg(long, requires = "local")]
+    create_companion: bool,
+    /// Compares the tables online after the backfill.
+    #[arg(long)]
+    rehearse: bool,
+    /// Cuts over: rehearsal, barrier, verification, marker.
+    #[arg(long)]
+    finalize: bool,
+    /// Admission of metadata writes is paused.
+    #[arg(long, requires = "finalize")]
+    writes_paused: bool,
+    /// Writers stay, and are refused while the barrier stands.
+    #[arg(long, requires = "finalize")]
+    under_load: bool,
+    /// Every metadata node runs in dual mode; somebody has looked.
+    #[arg(long, requires = "finalize")]
+    rollout_acknowledged: bool,
+    /// Leaves the barrier in place when the cutover fails, for a person to look.
+    #[arg(long, requires = "finalize")]
+    hold: bool,
+    /// Seconds that the cutover may take.
+    #[arg(long, requires = "finalize", default_value_t = DEFAULT_DEADLINE.as_secs())]
+    deadline: u64,
+    /// Id of the cutover; a random one unless named, and never one that was used.
+    #[arg(long, requires = "finalize")]
+    epoch: Option<String>,
+}
+
+/// The steps are not deployed.
+pub(crate) fn not_deployed() -> Error {
+    Error::new(ErrorKind::InvalidInput, "no state machine is named to run this")
+        .next("run the steps in this process with --local, or start the deployed state machine as docs/steps.md shows")
+}
+
+pub(crate) async fn run(args: RunArgs, output: &Output) -> Result<()> {
+    if !args.local {
+        return Err(not_deployed());
+    }
+    let tables = args.tables.tables().await?;
+    if args.create_companion && tables.describe(Side::V2).await?.is_none() {
+        tables.create_companion().await?;
+        output.say(format!("created table {}", tables.name(Side::V2)));
+    }
+    let expected = tables.describe(Side::V1).await?.map(|facts| facts.items);
+    let run = Run {
+        wish: PlanWish {
+            segments: args.segments,
+            default_segments: LOCAL_SEGMENTS,
+            new_generation: args.new_generation,
+        },
+        accepted: args.accept.into(),
+        page_size: args.page_size,
+        pages_per_step: 1,
+        observer: output.observer(expected),
+        tables,
+    };
+    if args.finalize {
+        let environment = run.tables.environment();
+        let start = Start {
+            epoch: args.epoch.unwrap_or_else(|| environment.id()),
+            deadline: Duration::from_secs(args.deadline),
+            on_failure: if args.hold { OnFailure::Hold } else { OnFailure::Release },
+            writes_paused: args.writes_paused,
+            under_load: args.under_load,
+            owner: format!("local:{}", environment.id()),
+            adopt_foreign_barrier: args.accept.adopt_foreign_barrier,
+        };
+        let finished = run.finalize(&start, &Evidence::Acknowledged(args.rollout_acknowledged)).await?;
+        show_finished(output, &finished);
+        return Ok(());
+    }
+    let total = run.backfill().await?;
+    if args.rehearse {
+        let (summary, _) = run.rehearse().await?;
+        output.say(format!("rehearsal: {} items compared, no difference", summary.v1_items));
+    }
+    show_total(output, &total);
+    Ok(())
+}
+
+fn show_total(output: &Output, total: &Total) {
+    let (progress, consumed) = (total.progress, total.consumed);
+    output.rows(
+        &[
+            ("scanned", progress.scanned.to_string()),
+            ("copied", progress.copied.to_string()),
+            ("already live", progress.already_live.to_string()),
+            (
+                "units of this run",
+                format!("{:.1} read, {:.1} written", consumed.read_units, consumed.write_units),
+            ),
+            ("dollars of this run", format!("{:.4}", dollars(consumed.read_units, consumed.write_units))),
+            (
+                "next",
+                "metashift layout run --local --finalize --writes-paused --rollout-acknowledged".to_owned(),
+            ),
+        ],
+        &json!({ "status": "done", "progress": progress, "consumed": consumed }),
+    );
+}
+
+fn dollars(read_units: f64, write_units: f64) -> f64 {
+    Estimate::dollars_of(read_units, write_units)
+}
+
+pub(crate) fn show_finished(output: &Output, finished: &Finished) {
+    let held = finished
+        .barrier_held
+        .map_or("marker was there already".to_owned(), |held| format!("{:.1} s", held.as_secs_f64()));
+    let families: Vec<Value> = finished.families.iter().map(family_json).collect();
+    let shown = finished.families.iter().map(|one| format!("{} {}", one.family, one.read));
+    output.rows(
+        &[
+            ("authority", "v2, for good".to_owned()),
+            ("items verified equal", finished.verified.to_string()),
+            ("writers paused for", held),
+            ("first prefix reads", shown.collect::<Vec<_>>().join(", ")),
+            (
+                "next",
+                "restart pods so that they read v2, then resume writes; keep v1 for a retention horizon"
+                    .to_owned(),
+            ),
+        ],
+        &json!({
+            "status": "done", "published": true, "verified": finished.verified,
+            "barrierHeldSeconds": finished.barrier_held.map(|held| held.as_secs_f64()),
+            "families": families, "consumed": finished.consumed,
+        }),
+    );
+}
+
+fn family_json(read: &FamilyRead) -> Value {
+    json!({ "family": read.family, "verified": read.verified, "read": read.read, "whole": read.whole })
+}

@@ -1,0 +1,119 @@
+//! `metashift layout status`.
+
+use std::time::Duration;
+
+use clap::Args;
+use metashift::Result;
+use metashift::environment::elapsed;
+use metashift::layout::Tables;
+use metashift::layout::records::plan::State;
+use metashift::layout::records::segment::State as SegmentState;
+use metashift::layout::status::Overview;
+use serde_json::json;
+
+use crate::connect::TableArgs;
+use crate::output::Output;
+
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    #[command(flatten)]
+    tables: TableArgs,
+    /// Shows it again every two seconds, until the migration is final or Ctrl-C.
+    #[arg(long)]
+    watch: bool,
+}
+
+pub(crate) async fn run(args: StatusArgs, output: &Output) -> Result<()> {
+    let tables = args.tables.tables().await?;
+    super::release_expired(&tables, output).await?;
+    let mut before: Option<(jiff::Timestamp, u64)> = None;
+    loop {
+        let overview = Overview::load(&tables).await?;
+        let scanned = overview.progress().scanned;
+        let now = tables.environment().now();
+        let rate = before.map(|(at, then)| {
+            scanned.saturating_sub(then) as f64 / elapsed(at, now).as_secs_f64().max(0.001)
+        });
+        show(&tables, &overview, rate, output);
+        let is_final = overview.plan.as_ref().is_some_and(|plan| plan.state == State::Final);
+        if !args.watch || is_final {
+            return Ok(());
+        }
+        before = Some((now, scanned));
+        tokio::time::sleep(Duration::from_secs(2)).await;
+    }
+}
+
+fn show(tables: &Tables, overview: &Overview, rate: Option<f64>, output: &Output) {
+    let progress = overview.progress();
+    let done = overview.segments.iter().filter(|segment| segment.state == SegmentState::Done).count();
+    let now = tables.environment().now();
+    let mut rows = vec![("phase", overview.phase().to_owned())];
+    rows.push(("authority", if overview.leftovers.marker { "v2".to_owned() } else { "v1".to_owned() }));
+    if overview.plan.is_some() {
+        rows.push(("segments done", format!("{done} of {}", overview.segments.len())));
+        rows.push((
+            "items",
+            format!(
+                "{} scanned, {} copied, {} already live, {} rejected, {} diverged",
+                progress.scanned,
+                progress.copied,
+                progress.already_live,
+                progress.rejected,
+                progress.diverged
+            ),
+        ));
+        let units = overview
+            .segments
+            .iter()
+            .fold((0.0, 0.0), |sum, segment| (sum.0 + segment.read_units, sum.1 + segment.write_units));
+        rows.push(("backfill units", format!("{:.0} read, {:.0} written", units.0, units.1)));
+    }
+    if let Some(rate) = rate {
+        rows.push(("rate", format!("{rate:.0} items a second")));
+    }
+    if overview.control.paused {
+        rows.push(("paused", "yes; metashift layout resume".to_owned()));
+    }
+    if let Some(units) = overview.control.write_units {
+        rows.push(("write rate", format!("at most {units} units a second")));
+    }
+    let cutover = overview.plan.as_ref().and_then(|plan| plan.cutover.as_ref());
+    if let Some(cutover) = cutover {
+        rows.push(("cutover", format!("{} by {}", cutover.epoch, cutover.owner)));
+        if !overview.leftovers.marker {
+            let held = elapsed(cutover.installed_at, now).as_secs();
+            rows.push(("barrier", format!("held for {held} s, deadline {}", cutover.deadline)));
+        }
+    } else if overview.leftovers.barrier && !overview.leftovers.marker {
+        rows.push(("barrier", "stands, and no plan of ours knows it".to_owned()));
+    }
+    if let Some(verification) = &overview.verification {
+        rows.push((
+            "verification",
+            format!(
+                "{} of {} segments, {} items in v1, {} in v2, {} differences",
+                verification.done,
+                verification.segments,
+                verification.v1_items,
+                verification.v2_items,
+                verification.mismatched
+            ),
+        ));
+        for mismatch in verification.mismatches.iter().take(25) {
+            rows.push(("difference", format!("{:?}: {:?}", mismatch.key, mismatch.kind)));
+        }
+    }
+    let verification = overview.verification.as_ref().map(|one| {
+        json!({ "segments": one.segments, "done": one.done, "v1Items": one.v1_items, "v2Items": one.v2_items,
+                "mismatched": one.mismatched, "mismatches": one.mismatches })
+    });
+    output.rows(
+        &rows,
+        &json!({
+            "phase": overview.phase(), "authority": if overview.leftovers.marker { "v2" } else { "v1" },
+            "plan": overview.plan, "progress": progress, "segmentsDone": done, "itemsPerSecond": rate,
+            "control": overview.control, "barrier": overview.leftovers.barrier, "verification": verification,
+        }),
+    );
+}

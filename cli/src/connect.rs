@@ -1,0 +1,95 @@
+//! From flags and environment to the two tables.
+
+use std::path::PathBuf;
+
+use aws_config::{BehaviorVersion, Region};
+use aws_sdk_dynamodb::config::{Builder, Credentials};
+use clap::Args;
+use metashift::environment::Environment;
+use metashift::layout::{Layout, Tables, tables};
+use metashift::{Error, ErrorKind, Result};
+
+/// Which tables, and where.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct TableArgs {
+    /// The v1 table.
+    #[arg(long, env = "LAKE_DYNAMODB_TABLE")]
+    pub(crate) table: String,
+    /// The companion table; <TABLE>_prefix_v2 unless named.
+    #[arg(long)]
+    companion: Option<String>,
+    /// Address of a DynamoDB-compatible server; AWS unless named.
+    #[arg(long, env = "AWS_ENDPOINT_URL_DYNAMODB")]
+    endpoint: Option<String>,
+    /// AWS region; else as the environment says.
+    #[arg(long)]
+    region: Option<String>,
+    /// Another shard table than the field's: {"version":1,"default":8,"families":{"name":shards}}.
+    #[arg(long, value_name = "FILE")]
+    layout: Option<PathBuf>,
+}
+
+impl TableArgs {
+    /// Both tables, by these flags.
+    pub(crate) async fn tables(&self) -> Result<Tables> {
+        let layout = match &self.layout {
+            None => Layout::default(),
+            Some(path) => {
+                let text = std::fs::read(path).map_err(|error| {
+                    Error::new(ErrorKind::InvalidInput, format!("{}: {error}", path.display()))
+                        .next("name a readable file with --layout")
+                })?;
+                Layout::from_json(&text)?
+            }
+        };
+        let client = tables::client(self.config().await);
+        Ok(Tables::new(client, &self.table, self.companion.clone(), layout, Environment::system()))
+    }
+
+    async fn config(&self) -> Builder {
+        let mut loader = aws_config::defaults(BehaviorVersion::latest());
+        if let Some(region) = &self.region {
+            loader = loader.region(Region::new(region.clone()));
+        }
+        if let Some(endpoint) = &self.endpoint
+            && is_on_this_machine(endpoint)
+            && !names_credentials()
+        {
+            // A server on this machine takes any; looking for real ones would only be slow.
+            loader = loader.credentials_provider(Credentials::new("local", "local", None, None, "metashift"));
+        }
+        let shared = loader.load().await;
+        let mut config = Builder::from(&shared);
+        if let Some(endpoint) = &self.endpoint {
+            config = config.endpoint_url(endpoint);
+            if shared.region().is_none() {
+                config = config.region(aws_sdk_dynamodb::config::Region::from_static("us-east-1"));
+            }
+        }
+        config
+    }
+}
+
+fn is_on_this_machine(endpoint: &str) -> bool {
+    let rest = endpoint.split_once("://").map_or(endpoint, |(_, rest)| rest);
+    ["127.0.0.1", "localhost", "[::1]"].iter().any(|host| {
+        rest.strip_prefix(host).is_some_and(|rest| rest.is_empty() || rest.starts_with([':', '/']))
+    })
+}
+
+fn names_credentials() -> bool {
+    ["AWS_ACCESS_KEY_ID", "AWS_PROFILE"].iter().any(|name| std::env::var_os(name).is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_this_machine_is_this_machine() {
+        assert!(is_on_this_machine("http://127.0.0.1:8000"));
+        assert!(is_on_this_machine("http://localhost"));
+        assert!(!is_on_this_machine("http://localhost.example.com"));
+        assert!(!is_on_this_machine("https://dynamodb.eu-west-1.amazonaws.com"));
+    }
+}

@@ -1,0 +1,13 @@
+//! `backfill-page`.
+
+use metashift::Result;
+use metashift::layout::{input, steps};
+use metashift::step::{Budget, StepOutput};
+use serde_json::Value;
+
+use crate::context::Context;
+
+pub(crate) async fn run(context: &Context, raw: Value, budget: Budget) -> Result<StepOutput> {
+    let input: input::BackfillPageInput = input::parse(raw)?;
+    steps::backfill_page(&context.tables(&input)?, input, budget).await
+}

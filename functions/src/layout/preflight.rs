@@ -1,0 +1,13 @@
+//! `preflight`.
+
+use metashift::Result;
+use metashift::layout::{input, steps};
+use metashift::step::StepOutput;
+use serde_json::Value;
+
+use crate::context::Context;
+
+pub(crate) async fn run(context: &Context, raw: Value) -> Result<StepOutput> {
+    let input: input::PreflightInput = input::parse(raw)?;
+    steps::preflight(&context.tables(&input)?, input).await
+}

@@ -1,0 +1,13 @@
+//! `verify-prefix-reads`.
+
+use metashift::Result;
+use metashift::layout::{input, steps};
+use metashift::step::StepOutput;
+use serde_json::Value;
+
+use crate::context::Context;
+
+pub(crate) async fn run(context: &Context, raw: Value) -> Result<StepOutput> {
+    let input: input::VerifyPrefixReadsInput = input::parse(raw)?;
+    steps::verify_prefix_reads(&context.tables(&input)?).await
+}

@@ -1,0 +1,80 @@
+//! Measures a catalog migration on a directory of this machine.
+//!
+//! `catalog_bench seed DIRECTORY TOMBSTONES` writes a store of format 8; `catalog_bench migrate DIRECTORY FORMAT
+//! [SECONDS]` migrates it in one invocation of at most that many seconds (60) and prints time and peak memory;
+//! `catalog_bench raw DIRECTORY TOMBSTONES` writes the same batches with SlateDB alone, to compare.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use metashift::catalog::driver::{Request, run};
+use metashift::catalog::key::{Inline, Key, Operation};
+use metashift::catalog::location::{Location, make_directory};
+use metashift::catalog::seed::{self, ROW_TABLE, Seed};
+use metashift::catalog::store::{TagExtractor, settings};
+use metashift::catalog::units::Registry;
+use metashift::catalog::value::{RowDeletion, frame};
+use metashift::environment::{Environment, elapsed};
+use metashift::step::Budget;
+
+type Failure = Box<dyn std::error::Error>;
+
+#[tokio::main]
+async fn main() -> Result<(), Failure> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let argument =
+        |place: usize| arguments.get(place).map(String::as_str).ok_or("see the source for its arguments");
+    let environment = Environment::system();
+    let url = format!("file://{}", argument(1)?);
+    make_directory(&url)?;
+    let location = Location::parse(&url)?;
+    let begun = environment.now();
+    match argument(0)? {
+        "seed" => {
+            let tombstones = argument(2)?.parse()?;
+            let seed =
+                Seed { format: 8, schemas: 10, tables: 100, delete_files: 100, tombstones, name_bytes: 8 };
+            seed::write(&location, seed, &Budget::unbounded(environment.clone())).await?;
+        }
+        "migrate" => {
+            let seconds = argument(3).unwrap_or("60").parse()?;
+            let budget = Budget::until(environment.clone(), begun + Duration::from_secs(seconds));
+            let request = Request::to(argument(2)?.parse()?);
+            let report =
+                run(&location, &Registry::shipped(), &request, &environment, budget, &|_| {}).await?;
+            println!("{report:?}");
+        }
+        "raw" => raw(&location, argument(2)?.parse()?).await?,
+        other => return Err(format!("unknown command {other}").into()),
+    }
+    println!("{:.2} s, peak {}", elapsed(begun, environment.now()).as_secs_f64(), peak()?);
+    Ok(())
+}
+
+async fn raw(location: &Location, tombstones: u64) -> Result<(), Failure> {
+    let db = slatedb::Db::builder(location.path.clone(), Arc::clone(&location.store))
+        .with_settings(settings())
+        .with_segment_extractor(Arc::new(TagExtractor))
+        .build()
+        .await?;
+    for first in (0..tombstones).step_by(256) {
+        let mut batch = slatedb::WriteBatch::new();
+        for row in first..(first + 256).min(tombstones) {
+            let (table_id, row_id, end_snapshot) = (ROW_TABLE, 2 * row, 5 + row % 2);
+            let moved = Key::Inline(Inline::RowTombstone { table_id, row_id, end_snapshot }).encode();
+            batch.put(moved, frame(&RowDeletion { end_snapshot }));
+            batch.delete(Key::Inline(Inline::Live(Operation::RowDelete { table_id, row_id })).encode());
+        }
+        db.write(batch).await?;
+    }
+    db.flush().await?;
+    db.close().await?;
+    Ok(())
+}
+
+/// Peak resident memory of this process, as the kernel says it.
+fn peak() -> Result<String, Failure> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    Ok(line.map_or_else(|| "unknown".to_owned(), |line| line.trim().to_owned()))
+}

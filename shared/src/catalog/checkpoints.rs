@@ -1,0 +1,190 @@
+//! Checkpoints of a migration, found by their fixed names: `metashift-pre-<original format>` from before it, kept until
+//! the target is reached, and `metashift-final-<format>` of its result.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use slatedb::admin::{Admin, AdminBuilder};
+use slatedb::config::{CheckpointOptions, DbReaderOptions};
+use slatedb::{Checkpoint, DbReader, DbReaderMode};
+
+use super::authority::CommitAuthority;
+use super::deadline::Deadline;
+use super::driver::{Report, Request};
+use super::location::Location;
+use super::read::StoreReader;
+use super::store::{manifest, open_reader, system_records};
+use crate::Result;
+use crate::environment::Environment;
+
+/// What the name of a checkpoint from before a migration starts with.
+pub const BEFORE: &str = "metashift-pre-";
+/// What the name of a checkpoint of a migration's result starts with.
+pub const FINAL: &str = "metashift-final-";
+
+/// Name of the checkpoint from before a migration that began at a format.
+pub fn before(original_format: u64) -> String {
+    format!("{BEFORE}{original_format}")
+}
+
+/// Name of the checkpoint of a migration's result.
+pub fn result(format: u64) -> String {
+    format!("{FINAL}{format}")
+}
+
+/// A checkpoint as an operator sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Listed {
+    /// SlateDB's id.
+    pub id: String,
+    /// Its name, if it has one.
+    pub name: Option<String>,
+    /// The manifest that it holds.
+    pub manifest_id: u64,
+    /// When it was taken (RFC 3339).
+    pub created: String,
+    /// When it ends; never if absent.
+    pub expires: Option<String>,
+    /// Whether it has ended already.
+    pub expired: bool,
+}
+
+fn admin(location: &Location) -> Admin {
+    AdminBuilder::new(location.path.clone(), Arc::clone(&location.store)).build()
+}
+
+fn expired(checkpoint: &Checkpoint, environment: &Environment) -> bool {
+    let now = environment.now().as_millisecond();
+    checkpoint.expire_time.is_some_and(|at| at.timestamp_millis() <= now)
+}
+
+async fn all(location: &Location, deadline: &Deadline) -> Result<Vec<Checkpoint>> {
+    Ok(manifest(location, deadline).await?.map(|manifest| manifest.checkpoints().clone()).unwrap_or_default())
+}
+
+async fn delete(location: &Location, checkpoint: &Checkpoint, deadline: &Deadline) -> Result<()> {
+    let what = format!("releasing checkpoint {}", checkpoint.id);
+    deadline.wait(&what, admin(location).delete_checkpoint(checkpoint.id)).await
+}
+
+/// Every checkpoint of a store.
+pub async fn list(
+    location: &Location,
+    environment: &Environment,
+    deadline: &Deadline,
+) -> Result<Vec<Listed>> {
+    let listed = |checkpoint: &Checkpoint| Listed {
+        id: checkpoint.id.to_string(),
+        name: checkpoint.name.clone(),
+        manifest_id: checkpoint.manifest_id,
+        created: checkpoint.create_time.to_rfc3339(),
+        expires: checkpoint.expire_time.map(|at| at.to_rfc3339()),
+        expired: expired(checkpoint, environment),
+    };
+    Ok(all(location, deadline).await?.iter().map(listed).collect())
+}
+
+/// Opens a read-only scope on the live checkpoint with a name; `None` if there is none.
+pub async fn open(
+    location: &Location,
+    name: &str,
+    environment: &Environment,
+    deadline: &Deadline,
+) -> Result<Option<Arc<DbReader>>> {
+    let checkpoints = all(location, deadline).await?;
+    let named = |found: &&Checkpoint| found.name.as_deref() == Some(name) && !expired(found, environment);
+    let Some(found) = checkpoints.iter().rfind(named) else { return Ok(None) };
+    let mode = DbReaderMode::Checkpoint(found.id);
+    open_reader(location, mode, DbReaderOptions::default(), deadline).await.map(Some)
+}
+
+/// After a finished migration, with the writer still held: publishes the result, then releases what was kept from
+/// before.
+pub(crate) async fn publish(
+    location: &Location,
+    authority: &dyn CommitAuthority,
+    request: &Request,
+    environment: &Environment,
+    deadline: &Deadline,
+    report: &mut Report,
+) -> Result<()> {
+    let name = result(report.format);
+    if !clear(location, &name, environment, deadline).await? {
+        authority.checkpoint(&name, Some(request.final_lifetime)).await?;
+    }
+    report.final_checkpoint = Some(name);
+    release(location, deadline, report).await
+}
+
+/// For a store that already is what is asked for: the same, without opening a writer. False if only a writer can
+/// publish, because the result is not yet in what a reader of the manifest sees.
+pub(crate) async fn converge(
+    location: &Location,
+    request: &Request,
+    environment: &Environment,
+    deadline: &Deadline,
+    report: &mut Report,
+) -> Result<bool> {
+    let name = result(report.format);
+    if !clear(location, &name, environment, deadline).await? {
+        let lifetime = Some(request.final_lifetime);
+        let options =
+            CheckpointOptions { lifetime, name: Some(name.clone()), ..CheckpointOptions::default() };
+        let create = async { admin(location).create_detached_checkpoint(&options).await };
+        deadline.wait(&format!("taking checkpoint {name}"), create).await?;
+        if shown_format(location, &name, environment, deadline).await? != Some(report.format) {
+            for checkpoint in all(location, deadline).await?.iter().filter(|found| is(found, &name)) {
+                delete(location, checkpoint, deadline).await?;
+            }
+            return Ok(false);
+        }
+    }
+    report.final_checkpoint = Some(name);
+    release(location, deadline, report).await?;
+    Ok(true)
+}
+
+fn is(checkpoint: &Checkpoint, name: &str) -> bool {
+    checkpoint.name.as_deref() == Some(name)
+}
+
+/// Removes expired checkpoints of a name; whether a live one is there.
+async fn clear(
+    location: &Location,
+    name: &str,
+    environment: &Environment,
+    deadline: &Deadline,
+) -> Result<bool> {
+    let mut live = false;
+    for checkpoint in all(location, deadline).await?.iter().filter(|found| is(found, name)) {
+        if expired(checkpoint, environment) {
+            delete(location, checkpoint, deadline).await?;
+        } else {
+            live = true;
+        }
+    }
+    Ok(live)
+}
+
+async fn release(location: &Location, deadline: &Deadline, report: &mut Report) -> Result<()> {
+    for checkpoint in &all(location, deadline).await? {
+        let Some(name) = checkpoint.name.as_deref().filter(|name| name.starts_with(BEFORE)) else { continue };
+        report.pre_checkpoint = Some(name.to_owned());
+        delete(location, checkpoint, deadline).await?;
+    }
+    Ok(())
+}
+
+/// The format that a read-only scope on a checkpoint sees.
+async fn shown_format(
+    location: &Location,
+    name: &str,
+    environment: &Environment,
+    deadline: &Deadline,
+) -> Result<Option<u64>> {
+    let Some(reader) = open(location, name, environment, deadline).await? else { return Ok(None) };
+    let records = system_records(&StoreReader::following(Arc::clone(&reader), deadline.clone())).await;
+    deadline.wait("closing the checkpoint's reader", reader.close()).await?;
+    Ok(records?.gate().ok().flatten().map(|format| format.format_version))
+}

@@ -1,0 +1,353 @@
+//! The driver: start, steps, finish of every unit on the way, under a budget, resumable after any batch.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::authority::{Commit, CommitAuthority, Native};
+use super::batch::{Anchor, Batch};
+use super::checkpoints;
+use super::deadline::Deadline;
+use super::format::{SystemRecords, is_commit_log};
+use super::location::Location;
+use super::store::{Ending, Sighting, look, system_records};
+use super::units::{Registry, Stage, Unit};
+use super::value::Migration;
+use crate::environment::Environment;
+use crate::step::Budget;
+use crate::{Error, ErrorKind, Result, crash};
+
+pub mod check;
+pub(crate) mod phases;
+mod steps;
+
+/// How long the final checkpoint stays unless somebody refreshes it.
+pub const FINAL_LIFETIME: Duration = Duration::from_hours(7 * 24);
+/// How often a batch that lost to another one is decided again before the run ends `Contended`.
+pub const ATTEMPTS: u32 = 8;
+/// Longest pause before the first of these; it doubles each time.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Set from outside to make a run stop after its current batch.
+#[derive(Debug, Clone, Default)]
+pub struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    /// Asks the run to stop.
+    pub fn ask(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether it was asked.
+    pub fn is_asked(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// What a run is asked for.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// The format to reach.
+    pub to_format: u64,
+    /// Whether to take a checkpoint before the first change.
+    pub checkpoint: bool,
+    /// How long the final checkpoint stays.
+    pub final_lifetime: Duration,
+    /// Makes the run stop after its current batch.
+    pub stop: Stop,
+}
+
+impl Request {
+    /// A run to a format, without a checkpoint before it.
+    pub fn to(to_format: u64) -> Self {
+        Self { to_format, checkpoint: false, final_lifetime: FINAL_LIFETIME, stop: Stop::default() }
+    }
+}
+
+/// What a run did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Report {
+    /// The format before the first invocation of the whole run, additive stamp included.
+    pub from_format: u64,
+    /// The format that was asked for.
+    pub to_format: u64,
+    /// The format now.
+    pub format: u64,
+    /// What this invocation worked on, in order.
+    pub units: Vec<String>,
+    /// Records that this invocation moved or indexed.
+    pub records_moved: u64,
+    /// Bytes of the keys and values that they put and deleted.
+    pub bytes: u64,
+    /// Batches that this invocation committed.
+    pub batches: u64,
+    /// Records that the pass before the current unit counted; absent when the unit was resumed.
+    pub estimated_total: Option<u64>,
+    /// Whether an earlier invocation had begun this run.
+    pub resumed: bool,
+    /// Whether the target is reached.
+    pub done: bool,
+    /// The checkpoint from before the run, while it exists or if this invocation released it.
+    pub pre_checkpoint: Option<String>,
+    /// The checkpoint of the result.
+    pub final_checkpoint: Option<String>,
+}
+
+/// Called after every batch with the report so far.
+pub type Observer<'a> = dyn Fn(&Report) + Send + Sync + 'a;
+
+/// How a stage ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Reached,
+    Stopped,
+    Lost,
+}
+
+/// Runs what the durable state asks for on a store, within a budget: takes the writer, works, closes.
+pub async fn run(
+    location: &Location,
+    registry: &Registry,
+    request: &Request,
+    environment: &Environment,
+    budget: Budget,
+    observe: &Observer<'_>,
+) -> Result<Report> {
+    registry.check_target(request.to_format)?;
+    let deadline = Deadline::of(&budget);
+    let Sighting { epoch, records } = look(location, &deadline).await?;
+    let next = registry.next(&records, request.to_format)?;
+    refuse_commit_log(&records)?;
+    if matches!(next, Stage::Done) {
+        let mut report = Report { done: true, ..report_of(&records, request) };
+        if checkpoints::converge(location, request, environment, &deadline, &mut report).await? {
+            return Ok(report);
+        }
+    }
+    let Some(epoch) = epoch else {
+        return Err(Error::new(ErrorKind::Internal, "records without a database"));
+    };
+    let authority = Native::open(location, epoch, deadline.clone()).await?;
+    let result = Box::pin(migrate(&authority, registry, request, environment, budget, observe)).await;
+    let mut report = match result {
+        Ok(report) => report,
+        Err(error) => {
+            authority.close(Ending::Abandoned).await?;
+            return Err(error);
+        }
+    };
+    if report.done {
+        let converged =
+            checkpoints::publish(location, &authority, request, environment, &deadline, &mut report).await;
+        if let Err(error) = converged {
+            authority.close(Ending::Abandoned).await?;
+            return Err(error);
+        }
+        crash::reach("catalog-published").await;
+    }
+    authority.close(if report.done { Ending::Complete } else { Ending::Resumable }).await?;
+    Ok(report)
+}
+
+/// Runs what the durable state asks for through an authority that is already open.
+pub async fn migrate(
+    authority: &dyn CommitAuthority,
+    registry: &Registry,
+    request: &Request,
+    environment: &Environment,
+    budget: Budget,
+    observe: &Observer<'_>,
+) -> Result<Report> {
+    registry.check_target(request.to_format)?;
+    let report = Report::default();
+    let mut migrator = Migrator { authority, registry, request, environment, budget, observe, report };
+    migrator.drive().await?;
+    Ok(migrator.report)
+}
+
+/// The report before anything was done.
+pub(crate) fn report_of(records: &SystemRecords, request: &Request) -> Report {
+    let format = records.format.as_ref();
+    Report {
+        from_format: phases::original(records),
+        to_format: request.to_format,
+        format: format.map(|format| format.format_version).unwrap_or_default(),
+        resumed: records.marker.is_some() || format.is_some_and(|format| format.original_format.is_some()),
+        ..Report::default()
+    }
+}
+
+/// Refuses a catalog whose truth is not its SlateDB store.
+pub(crate) fn refuse_commit_log(records: &SystemRecords) -> Result<()> {
+    match &records.format {
+        Some(format) if is_commit_log(format) => Err(Error::new(
+            ErrorKind::Migration,
+            format!(
+                "the catalog (format {}) is kept in a commit log; a write beside the log would be lost",
+                format.format_version
+            ),
+        )
+        .next("use a version of metashift that commits through the log")),
+        _ => Ok(()),
+    }
+}
+
+struct Migrator<'a> {
+    authority: &'a dyn CommitAuthority,
+    registry: &'a Registry,
+    request: &'a Request,
+    environment: &'a Environment,
+    budget: Budget,
+    observe: &'a Observer<'a>,
+    report: Report,
+}
+
+impl fmt::Debug for Migrator<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Migrator").field("report", &self.report).finish_non_exhaustive()
+    }
+}
+
+impl Migrator<'_> {
+    async fn drive(&mut self) -> Result<()> {
+        let mut lost = 0;
+        let mut first = true;
+        loop {
+            let records = system_records(self.authority.pin().await?.as_ref()).await?;
+            refuse_commit_log(&records)?;
+            if first {
+                self.report = report_of(&records, self.request);
+                first = false;
+            }
+            self.report.format = phases::initialized(&records)?.0.format_version;
+            let stage = self.registry.next(&records, self.request.to_format)?;
+            if matches!(stage, Stage::Done) {
+                self.report.done = true;
+                return Ok(());
+            }
+            if self.must_stop() {
+                return Ok(());
+            }
+            if self.request.checkpoint && !self.report.resumed && self.report.pre_checkpoint.is_none() {
+                self.checkpoint_before().await?;
+            }
+            match self.stage(stage, &records).await? {
+                Outcome::Reached => lost = 0,
+                Outcome::Stopped => return Ok(()),
+                Outcome::Lost => {
+                    lost += 1;
+                    self.pause(lost).await?;
+                }
+            }
+        }
+    }
+
+    async fn checkpoint_before(&mut self) -> Result<()> {
+        let name = checkpoints::before(self.report.from_format);
+        if self.authority.checkpoints().await?.iter().all(|found| *found != name) {
+            self.authority.checkpoint(&name, None).await?;
+            crash::reach("catalog-checkpointed").await;
+        }
+        self.report.pre_checkpoint = Some(name);
+        Ok(())
+    }
+
+    async fn stage(&mut self, stage: Stage<'_>, records: &SystemRecords) -> Result<Outcome> {
+        match stage {
+            Stage::Done => Ok(Outcome::Reached),
+            Stage::Forget => self.durable(phases::forget(records)?, None).await,
+            Stage::Stamp => {
+                self.work_on("additive-stamp");
+                self.durable(phases::stamp(records)?, Some("catalog-stamped")).await
+            }
+            Stage::Start(unit) => self.start(unit).await,
+            Stage::Resume(unit, marker) => self.resume(unit, records, &marker).await,
+        }
+    }
+
+    /// Checks the source range and starts on exactly the head that the check ran at.
+    async fn start(&mut self, unit: &dyn Unit) -> Result<Outcome> {
+        let state = self.authority.pin().await?;
+        let records = system_records(state.as_ref()).await?;
+        let again = self.registry.next(&records, self.request.to_format)?;
+        if !matches!(again, Stage::Start(same) if same.name() == unit.name()) {
+            return Ok(Outcome::Lost);
+        }
+        let findings = check::check(state.as_ref(), unit, &[], &self.budget).await?;
+        self.report.estimated_total = Some(self.report.records_moved + findings.records);
+        self.work_on(unit.name());
+        self.durable(phases::start(&records, unit.to_format())?, Some("catalog-started")).await
+    }
+
+    async fn resume(
+        &mut self,
+        unit: &dyn Unit,
+        records: &SystemRecords,
+        marker: &Migration,
+    ) -> Result<Outcome> {
+        self.work_on(unit.name());
+        let (_, head) = phases::initialized(records)?;
+        let anchor = Anchor { head, marker: Some(marker.clone()) };
+        match self.steps(unit, anchor, marker).await? {
+            Outcome::Reached => {}
+            other => return Ok(other),
+        }
+        // The cursor in the store is the one that counts, so the finish is decided on what is there now.
+        let records = system_records(self.authority.pin().await?.as_ref()).await?;
+        match self.registry.next(&records, self.request.to_format)? {
+            Stage::Resume(same, _) if same.name() == unit.name() => {}
+            _ => return Ok(Outcome::Lost),
+        }
+        self.durable(phases::finish(&records, self.request.to_format)?, Some("catalog-finished")).await
+    }
+
+    /// Commits one batch and waits until it is durable.
+    async fn durable(
+        &mut self,
+        (anchor, batch): (Anchor, Batch),
+        point: Option<&'static str>,
+    ) -> Result<Outcome> {
+        match self.authority.commit(&anchor, batch).await? {
+            Commit::Committed => {}
+            Commit::Lost => return Ok(Outcome::Lost),
+        }
+        self.authority.settle().await?;
+        self.report.batches += 1;
+        (self.observe)(&self.report);
+        if let Some(point) = point {
+            crash::reach(point).await;
+        }
+        Ok(Outcome::Reached)
+    }
+
+    async fn pause(&self, lost: u32) -> Result<()> {
+        if lost >= ATTEMPTS {
+            return Err(Error::new(
+                ErrorKind::Contended,
+                format!("{lost} batches in a row lost to other commits"),
+            )
+            .next("run the same command again; it resumes"));
+        }
+        tokio::time::sleep(self.environment.jitter(PAUSE * 2_u32.pow(lost))).await;
+        Ok(())
+    }
+
+    fn must_stop(&self) -> bool {
+        self.budget.is_spent() || self.request.stop.is_asked()
+    }
+
+    fn work_on(&mut self, name: &str) {
+        if self.report.units.last().is_none_or(|last| last != name) {
+            self.report.units.push(name.to_owned());
+        }
+    }
+
+    fn moved(&mut self, records: u64, bytes: u64) {
+        self.report.records_moved += records;
+        self.report.bytes += bytes;
+        self.report.batches += 1;
+        self.budget.take_page();
+        (self.observe)(&self.report);
+    }
+}

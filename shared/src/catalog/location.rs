@@ -1,0 +1,112 @@
+//! Where a catalog store is: an object store and a path in it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use object_store::ObjectStore;
+use object_store::aws::AmazonS3Builder;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use url::Url;
+
+use crate::{Error, ErrorKind, Result};
+
+/// An object store and the path of a SlateDB database in it. Cheap to clone.
+#[derive(Clone)]
+pub struct Location {
+    /// Where the objects are.
+    pub store: Arc<dyn ObjectStore>,
+    /// Path of the database.
+    pub path: Path,
+    name: Arc<str>,
+}
+
+impl fmt::Debug for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+impl Location {
+    /// A database at `path` of an object store that the caller made.
+    pub fn new(store: Arc<dyn ObjectStore>, path: impl Into<Path>) -> Self {
+        let path = path.into();
+        let name = format!("{store}/{path}").into();
+        Self { store, path, name }
+    }
+
+    /// The store that a URL names.
+    ///
+    /// `s3://bucket/path` takes region, credentials and endpoint from the environment (`AWS_REGION`,
+    /// `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `AWS_ENDPOINT_URL_S3`, …); an `http://` endpoint is allowed.
+    /// `file:///directory` is a directory of this machine and has to exist.
+    pub fn parse(text: &str) -> Result<Self> {
+        let invalid = |why: String| {
+            Error::new(ErrorKind::InvalidInput, format!("store {text}: {why}"))
+                .next("name it as s3://bucket/path or file:///directory")
+        };
+        let url = Url::parse(text).map_err(|error| invalid(error.to_string()))?;
+        if url.query().is_some() || url.fragment().is_some() {
+            return Err(invalid("has a query or a fragment".to_owned()));
+        }
+        let path = |url: &Url| Path::from_url_path(url.path()).map_err(|error| invalid(error.to_string()));
+        match url.scheme() {
+            "s3" => {
+                let bucket = url.host_str().filter(|host| !host.is_empty());
+                let bucket = bucket.ok_or_else(|| invalid("names no bucket".to_owned()))?;
+                let endpoint = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"]
+                    .iter()
+                    .find_map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()));
+                let builder = AmazonS3Builder::from_env().with_bucket_name(bucket);
+                let plain = endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
+                let store =
+                    builder.with_allow_http(plain).build().map_err(|error| invalid(error.to_string()))?;
+                Ok(Self { store: Arc::new(store), path: path(&url)?, name: text.into() })
+            }
+            "file" => {
+                let directory =
+                    url.to_file_path().map_err(|()| invalid("is no path of this machine".to_owned()))?;
+                let store = LocalFileSystem::new_with_prefix(&directory)
+                    .map_err(|error| invalid(format!("no such directory ({error})")))?;
+                Ok(Self { store: Arc::new(store), path: Path::default(), name: text.into() })
+            }
+            other => Err(invalid(format!("unknown scheme {other}"))),
+        }
+    }
+}
+
+/// Makes the directory of a `file://` URL, so that a catalog can be created there; nothing for any other URL.
+pub fn make_directory(text: &str) -> Result<()> {
+    let directory =
+        Url::parse(text).ok().filter(|url| url.scheme() == "file").and_then(|url| url.to_file_path().ok());
+    let Some(directory) = directory else { return Ok(()) };
+    std::fs::create_dir_all(&directory)
+        .map_err(|error| Error::new(ErrorKind::InvalidInput, format!("store {text}: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_that_names_no_store_is_invalid_input() {
+        for text in
+            ["", "lake", "gs://b/p", "s3:///p", "file:///does/not/exist", "s3://b/p?x=1", "file://host/x"]
+        {
+            assert_eq!(Location::parse(text).unwrap_err().kind(), ErrorKind::InvalidInput, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_s3_url_is_bucket_and_path() {
+        let location = Location::parse("s3://lake/catalogs/main").unwrap();
+        assert_eq!(location.path.as_ref(), "catalogs/main");
+        assert_eq!(location.to_string(), "s3://lake/catalogs/main");
+    }
+}

@@ -1,0 +1,192 @@
+//! Opening a catalog's SlateDB database: looking without writing, then taking the writer's epoch.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use slatedb::admin::AdminBuilder;
+use slatedb::config::{
+    CloseOptions, CompactionWorkerOptions, CompactorOptions, DbReaderOptions, FlushType, Settings,
+};
+use slatedb::{Db, DbReader, DbReaderMode, PrefixExtractor, PrefixTarget, VersionedManifest};
+
+use super::deadline::{Deadline, classify};
+use super::format::SystemRecords;
+use super::key::{Key, System};
+use super::location::Location;
+use super::read::{Read, StoreReader};
+use crate::{Error, ErrorKind, Result};
+
+/// The segment extractor of every catalog store: the first byte of a key.
+#[derive(Debug, Clone, Copy)]
+pub struct TagExtractor;
+
+/// The name that SlateDB keeps in the manifest; a store with another one is not a catalog.
+pub const EXTRACTOR: &str = "moraine-tag-v1";
+
+impl PrefixExtractor for TagExtractor {
+    fn name(&self) -> &str {
+        EXTRACTOR
+    }
+
+    fn prefix_len(&self, target: &PrefixTarget) -> Option<usize> {
+        let (PrefixTarget::Point(bytes) | PrefixTarget::Prefix(bytes)) = target;
+        (!bytes.is_empty()).then_some(1)
+    }
+}
+
+const MIB: usize = 1024 * 1024;
+
+/// Settings of the one writer that a migration is.
+pub fn settings() -> Settings {
+    Settings {
+        // Long enough that one upload carries thousands of records, short enough that a crash loses little.
+        flush_interval: Some(Duration::from_millis(100)),
+        // What may wait in memory for an upload; with the tables below it bounds the process (512 MB Lambdas).
+        max_unflushed_bytes: 64 * MIB,
+        // Small tables reach the store early, so that memory is given back while the run goes on.
+        l0_sst_size_bytes: 16 * MIB,
+        // A run of many short invocations may add a table in each before a compaction catches up; at SlateDB's
+        // own 8 it would stall.
+        l0_max_ssts: 64,
+        l0_max_ssts_per_key: 64,
+        l0_flush_parallelism: 2,
+        // A manifest that cannot be written within this is a store that does not answer; the step has to end typed.
+        manifest_update_timeout: Duration::from_secs(20),
+        compactor_options: Some(CompactorOptions {
+            poll_interval: Duration::from_secs(2),
+            manifest_update_timeout: Duration::from_secs(20),
+            // One at a time, and read in small pieces: the migration needs the memory and the processor more.
+            max_concurrent_compactions: 1,
+            worker: Some(CompactionWorkerOptions {
+                max_concurrent_compactions: 1,
+                compactions_poll_interval: Duration::from_secs(2),
+                max_sst_size: 32 * MIB,
+                max_fetch_tasks: 2,
+                bytes_to_fetch: MIB / 4,
+                max_subcompactions: 1,
+                ..CompactionWorkerOptions::default()
+            }),
+            ..CompactorOptions::default()
+        }),
+        // Old objects are the recovery of a migration; whoever owns the store removes them, not we.
+        garbage_collector_options: None,
+        ..Settings::default()
+    }
+}
+
+/// What a look at a store without a write found.
+#[derive(Debug, Clone)]
+pub struct Sighting {
+    /// The epoch of the last writer; `None` without a database.
+    pub epoch: Option<u64>,
+    /// The system records, all absent without a database.
+    pub records: SystemRecords,
+}
+
+/// Reads the manifest and refuses a database that is no catalog.
+pub(crate) async fn manifest(location: &Location, deadline: &Deadline) -> Result<Option<VersionedManifest>> {
+    let admin = AdminBuilder::new(location.path.clone(), Arc::clone(&location.store)).build();
+    let manifest =
+        deadline.wait(&format!("reading the manifest of {location}"), admin.read_manifest(None)).await?;
+    let Some(manifest) = manifest.filter(VersionedManifest::initialized) else { return Ok(None) };
+    match manifest.segment_extractor_name() {
+        Some(EXTRACTOR) => Ok(Some(manifest)),
+        other => Err(Error::new(
+            ErrorKind::InvalidInput,
+            format!(
+                "{location} is no catalog store: its segment extractor is {}, not {EXTRACTOR}",
+                other.unwrap_or("absent")
+            ),
+        )),
+    }
+}
+
+/// Looks at a store without writing to it or fencing anybody.
+pub async fn look(location: &Location, deadline: &Deadline) -> Result<Sighting> {
+    match look_once(location, deadline).await {
+        // A garbage collector may have removed what the manifest named; a second look starts from a newer one.
+        Err(error) if error.kind() == ErrorKind::Corruption => look_once(location, deadline).await,
+        result => result,
+    }
+}
+
+async fn look_once(location: &Location, deadline: &Deadline) -> Result<Sighting> {
+    let Some(manifest) = manifest(location, deadline).await? else {
+        return Ok(Sighting { epoch: None, records: SystemRecords::default() });
+    };
+    let reader =
+        open_reader(location, DbReaderMode::FollowLatest, DbReaderOptions::default(), deadline).await?;
+    let records = system_records(&StoreReader::following(Arc::clone(&reader), deadline.clone())).await;
+    deadline.wait("closing the reader", reader.close()).await?;
+    Ok(Sighting { epoch: Some(manifest.writer_epoch()), records: records? })
+}
+
+/// The three system records of one state.
+pub async fn system_records(state: &dyn Read) -> Result<SystemRecords> {
+    let format = state.get(&Key::System(System::Format).encode()).await?;
+    let head = state.get(&Key::System(System::Head).encode()).await?;
+    let marker = state.get(&Key::System(System::Migration).encode()).await?;
+    SystemRecords::decode(format.as_deref(), head.as_deref(), marker.as_deref())
+}
+
+/// Opens a reader. `FollowLatest` and `Checkpoint` write nothing.
+pub(crate) async fn open_reader(
+    location: &Location,
+    mode: DbReaderMode,
+    options: DbReaderOptions,
+    deadline: &Deadline,
+) -> Result<Arc<DbReader>> {
+    let build = DbReader::builder(location.path.clone(), Arc::clone(&location.store))
+        .with_reader_mode(mode)
+        .with_options(options)
+        .with_segment_extractor(Arc::new(TagExtractor))
+        .build();
+    // The future is large; on the heap it does not weigh on the stack of every caller.
+    deadline.wait(&format!("opening {location} for reading"), Box::pin(build)).await.map(Arc::new)
+}
+
+/// Opens the writer, taking the epoch after the one that was seen; ends `Fenced` if somebody took it meanwhile.
+pub(crate) async fn open_writer(location: &Location, epoch: u64, deadline: &Deadline) -> Result<Db> {
+    let build = Db::builder(location.path.clone(), Arc::clone(&location.store))
+        .with_settings(settings())
+        .with_segment_extractor(Arc::new(TagExtractor))
+        .with_expected_epoch(epoch)
+        .build();
+    deadline.wait(&format!("opening {location} for writing"), Box::pin(build)).await
+}
+
+/// How a writer ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// Everything goes to sorted tables, for whoever opens next.
+    Complete,
+    /// Only the write-ahead log is flushed: a short invocation then adds no table.
+    Resumable,
+    /// Nothing more is written.
+    Abandoned,
+}
+
+/// Closes the writer.
+pub(crate) async fn close_writer(db: &Db, ending: Ending, deadline: &Deadline) -> Result<()> {
+    let flush = match ending {
+        Ending::Complete => Some(FlushType::MemTable),
+        Ending::Resumable => Some(FlushType::Wal),
+        Ending::Abandoned => None,
+    };
+    let close = Box::pin(db.close_with_options(CloseOptions::default().with_flush_type(flush)));
+    if ending == Ending::Abandoned {
+        // The run has failed already; its own error is the answer, and a store that hangs must not hide it.
+        match tokio::time::timeout(Duration::from_secs(1), close).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!(%error, "closing a failed writer"),
+            Err(_) => tracing::debug!("a failed writer does not close; its epoch keeps it harmless"),
+        }
+        return Ok(());
+    }
+    deadline.wait("closing the writer", close).await
+}
+
+/// Maps an error of a call that does not wait.
+pub(crate) fn failed(what: &str) -> impl Fn(slatedb::Error) -> Error + '_ {
+    move |error| classify(what, error)
+}
