@@ -167,8 +167,10 @@ impl Visitor for Compare {
     }
 
     async fn apply(&self, walker: &mut Walker, findings: Findings) -> Result<Option<Status>> {
+        let rehearsal = matches!(self.kind, Kind::Rehearsal);
         let sent = walker
             .commit(Vec::new(), |segment| {
+                segment.exact |= rehearsal;
                 segment.scanned += findings.scanned;
                 segment.bytes += findings.bytes;
                 segment.already_live += findings.equal;
@@ -184,7 +186,6 @@ impl Visitor for Compare {
             })
             .await?;
         expect_written(sent)?;
-        let rehearsal = matches!(self.kind, Kind::Rehearsal);
         crate::crash::reach(if rehearsal { "rehearse-page" } else { "verify-page" }).await;
         Ok(None)
     }
