@@ -253,6 +253,8 @@ pub struct Summary {
     pub families: std::collections::BTreeMap<String, u64>,
     /// True where each key of v2 was compared.
     pub exact: bool,
+    /// When a record of either direction was last written.
+    pub updated_at: Option<jiff::Timestamp>,
 }
 
 impl Summary {
@@ -272,6 +274,7 @@ impl Summary {
     fn add(&mut self, side: Side, segment: Segment) {
         self.done += u32::from(segment.state == State::Done);
         self.mismatched += segment.mismatched;
+        self.updated_at = self.updated_at.max(segment.updated_at);
         self.mismatches.extend(segment.mismatches);
         match side {
             Side::V1 => self.v1_items += segment.scanned,
