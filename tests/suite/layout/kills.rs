@@ -150,8 +150,13 @@ const NEW_GENERATION: [(&str, u32); 5] = [
     ("plan-open", 1),
 ];
 const REJECTS: [(&str, u32); 1] = [("backfill-rechecked", 1)];
-const REPAIRS: [(&str, u32); 4] =
-    [("repair-opened", 1), ("repair-group", 4), ("repair-done", 3), ("repair-closed", 1)];
+const REPAIRS: [(&str, u32); 5] = [
+    ("repair-opened", 1),
+    ("repair-group", 4),
+    ("repair-done", 3),
+    ("segment-closed", 4),
+    ("repair-closed", 1),
+];
 const ABORTS: [(&str, u32); 1] = [("barrier-released", 1)];
 
 async fn hold<F: AsyncFn(Option<&str>) -> (Snapshot, bool)>(points: &[(&str, u32)], scenario: F) {

@@ -15,7 +15,7 @@ use rand::{RngExt, SeedableRng};
 use tokio::sync::Notify;
 
 use super::super::support::{ABORT, start};
-use super::{Stage, tables_through};
+use super::{DIFFERS, Stage, tables_through};
 
 /// Now and then freezes whoever comes by, for a while or for good; `died` is told of the latter.
 fn fate(random: Arc<Mutex<SmallRng>>, died: Arc<Notify>) -> Hook {
@@ -75,8 +75,7 @@ async fn once(stage: Arc<Stage>, epoch: String) -> Result<()> {
     match ended {
         Ok(_) => Ok(()),
         Err(error) => {
-            let differs =
-                matches!(error.kind(), ErrorKind::VerificationFailed | ErrorKind::BlockedByDivergence);
+            let differs = DIFFERS.contains(&error.kind());
             if differs && stage.always_dual {
                 stage.violation(format!("copies differ though every node is dual: {error}"));
             }

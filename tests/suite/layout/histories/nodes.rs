@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use metashift::layout::{MetaStore, Mode, Mutation};
+use metashift::layout::{Authority, MetaStore, Mode, Mutation};
 use metashift::{Error, ErrorKind, Result};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -102,9 +102,23 @@ impl Node {
         self.work(after).await;
     }
 
-    pub(super) async fn read_all(mut self) {
+    pub(super) async fn read_all(&mut self) {
         for key in 0..KEYS.len() {
             self.read(key).await;
+        }
+    }
+
+    pub(super) async fn write_all(&mut self) {
+        for key in 0..KEYS.len() {
+            self.write(key).await;
+        }
+    }
+
+    /// A node that has not looked since before the marker: what it knows of v1 is old, and it begins by writing.
+    pub(super) async fn wake(mut self, operations: u32) {
+        self.write_all().await;
+        if self.store.authority() == Authority::V2 {
+            self.work(operations).await;
         }
     }
 
