@@ -37,7 +37,7 @@ pub(crate) enum CatalogCommand {
     /// Says which format a store has, what is under way, and what a run would do
     Status(Target),
     /// Migrates a store to a newer format; stopped or killed, the same command goes on where it was
-    Run(Run),
+    Run(Migrate),
     /// Lists the checkpoints of a store
     Checkpoints(Store),
     /// Takes back an unfinished directory unit (never one that moves keys)
@@ -62,7 +62,7 @@ pub(crate) struct Target {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Run {
+pub(crate) struct Migrate {
     #[command(flatten)]
     target: Target,
     /// Take a checkpoint before the first change, kept until the target is reached
@@ -136,7 +136,7 @@ pub(crate) async fn run(command: CatalogCommand, output: &Output) -> Result<()> 
     }
 }
 
-async fn migrate(run: Run, environment: &Environment, budget: Budget, output: &Output) -> Result<()> {
+async fn migrate(run: Migrate, environment: &Environment, budget: Budget, output: &Output) -> Result<()> {
     let input = Input {
         version: VERSION,
         store: run.target.store.store,

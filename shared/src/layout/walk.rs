@@ -232,6 +232,9 @@ impl Walker {
         change(&mut next);
         self.writes += 1;
         next.writer = Some(format!("{}:{}", self.writer, self.writes));
+        let now = self.tables.environment().now();
+        next.started_at = next.started_at.or(Some(now));
+        next.updated_at = Some(now);
         next.read_units = self.units_before.0 + usage.consumed.read_units;
         next.conflicts = self.conflicts_before + usage.conflicts;
         // This very transaction is charged after it is written; what it will be is known.

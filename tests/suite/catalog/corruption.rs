@@ -19,6 +19,8 @@ use super::support::{
     records, seeded, tamper,
 };
 
+type Rows = Vec<(Vec<u8>, Vec<u8>)>;
+
 fn current(entity: Entity) -> Vec<u8> {
     Key::Current(Current::Entity(entity)).encode()
 }
@@ -46,7 +48,7 @@ fn framed(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// Everything that is planted in a store of format 8, and what a run to 12 says about it.
-fn plants() -> Vec<(&'static str, Vec<(Vec<u8>, Vec<u8>)>, u64)> {
+fn plants() -> Vec<(&'static str, Rows, u64)> {
     let name =
         Table { table_id: ROW_TABLE + 900, schema_id: 1, table_name: "table_0_".into(), ..Table::default() };
     let twin = Table { table_id: ROW_TABLE + 901, ..name.clone() };
@@ -121,7 +123,7 @@ async fn two_names_are_named_in_the_refusal() {
 async fn corrupt_system_records_are_corruption() {
     let head = Key::System(System::Head).encode();
     let format = Key::System(System::Format).encode();
-    let plants: Vec<(&str, Vec<(Vec<u8>, Vec<u8>)>, Vec<Vec<u8>>)> = vec![
+    let plants: Vec<(&str, Rows, Vec<Vec<u8>>)> = vec![
         ("a marker of another format", vec![marker(9, 11, b"")], vec![]),
         ("a cursor outside of the range", vec![marker(8, 9, &[6, 4, 3, 0])], vec![]),
         ("a cursor that is no key", vec![marker(8, 9, &[6, 3, 3, 0])], vec![]),

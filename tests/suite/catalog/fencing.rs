@@ -188,7 +188,7 @@ async fn a_database_with_another_extractor_is_refused_before_any_write() {
     #[derive(Debug)]
     struct Other;
     impl slatedb::PrefixExtractor for Other {
-        fn name(&self) -> &str {
+        fn name(&self) -> &'static str {
             "other"
         }
         fn prefix_len(&self, target: &slatedb::PrefixTarget) -> Option<usize> {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use metashift::catalog::location::Location;
 use metashift::catalog::seed::{self, Seed};
 use metashift::environment::Environment;
-use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
+use object_store::{GetOptions, ObjectStore, PutOptions};
 use serde_json::Value;
 use tokio::process::Command;
 
@@ -70,9 +70,9 @@ async fn a_process_killed_at_any_point_leaves_a_store_that_the_next_process_comp
             let directory = Directory::new(&environment());
             let shared = store(&directory.0);
             for object in futures::TryStreamExt::try_collect::<Vec<_>>(seeded.list(None)).await.unwrap() {
-                let got = seeded.get_opts(&object.location, Default::default()).await.unwrap();
+                let got = seeded.get_opts(&object.location, GetOptions::default()).await.unwrap();
                 let bytes = got.bytes().await.unwrap();
-                shared.put_opts(&object.location, bytes.into(), Default::default()).await.unwrap();
+                shared.put_opts(&object.location, bytes.into(), PutOptions::default()).await.unwrap();
             }
             let url = format!("file://{}/{}", directory.0.display(), super::support::PATH);
             let crash = Some(format!("{point}:{times}"));

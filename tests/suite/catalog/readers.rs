@@ -146,7 +146,7 @@ async fn the_marker_rides_the_head_and_one_planted_under_an_unmoved_head_goes_un
         "the absence is remembered"
     );
     assert_eq!(kind(&CatalogReader::open(&at(&store), POLL, &budget()).await), ErrorKind::Migration);
-    tamper(&store, &[], &[key.clone()]).await;
+    tamper(&store, &[], std::slice::from_ref(&key)).await;
     while warm.reader().await.get(&key).await.unwrap().is_some() {
         tokio::task::yield_now().await;
     }

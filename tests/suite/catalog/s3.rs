@@ -1,6 +1,7 @@
 //! The same on an S3 API: a server that this test starts on a free port and stops.
 //!
-//! `ministack` (`pip install ministack==1.5.33`) is looked for on the PATH, or where `METASHIFT_MINISTACK` says.
+//! `ministack` (`pip install ministack==1.5.33`, which the gate does) is looked for where `METASHIFT_MINISTACK` says,
+//! where the gate installs its tools, and on the PATH.
 
 use std::net::TcpListener;
 use std::process::Stdio;
@@ -19,6 +20,20 @@ use tokio::process::{Child, Command};
 
 use super::support::{Mortal, at, budget, dump, finish, memory, migrate, records};
 
+/// Where the gate installs it, else whatever the PATH names.
+fn program() -> String {
+    if let Ok(program) = std::env::var("METASHIFT_MINISTACK") {
+        return program;
+    }
+    let tools = std::env::var("METASHIFT_TOOLS").ok();
+    let cache = std::env::var("HOME").map(|home| format!("{home}/.cache/metashift/tools")).ok();
+    let installed = [tools, cache].into_iter().flatten().map(|tools| format!("{tools}/stack/bin/ministack"));
+    installed
+        .into_iter()
+        .find(|program| std::path::Path::new(program).exists())
+        .unwrap_or("ministack".to_owned())
+}
+
 /// A running server; dropped, it is killed.
 struct Server {
     _child: Child,
@@ -28,7 +43,7 @@ struct Server {
 impl Server {
     async fn start() -> Self {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let program = std::env::var("METASHIFT_MINISTACK").unwrap_or_else(|_| "ministack".to_owned());
+        let program = program();
         let child = Command::new(&program)
             .env("GATEWAY_PORT", port.to_string())
             .env("MINISTACK_HOST", "127.0.0.1")

@@ -307,8 +307,12 @@ pub(crate) async fn tamper(store: &Arc<dyn ObjectStore>, puts: &[(Vec<u8>, Vec<u
         .await
         .unwrap();
     let mut batch = slatedb::WriteBatch::new();
-    puts.iter().for_each(|(key, value)| batch.put(key, value));
-    deletes.iter().for_each(|key| batch.delete(key));
+    for (key, value) in puts {
+        batch.put(key, value);
+    }
+    for key in deletes {
+        batch.delete(key);
+    }
     db.write(batch).await.unwrap();
     db.close().await.unwrap();
 }
