@@ -101,7 +101,8 @@ async fn each_kind_of_item_that_v2_cannot_hold_is_surveyed_recorded_mended_and_c
     lake.put(Side::V2, "tbl/twice", b"v2").await;
 
     let run = lake.run(3);
-    let (survey, total) = run.survey(3).await.unwrap();
+    let survey = "one".to_owned();
+    let total = run.survey(&survey, 3).await.unwrap();
     assert_eq!((total.progress.scanned, total.progress.rejected), (209, 6));
     let segments = status::walk_segments(&lake.tables, 3, &Walk::Survey { run: survey }).await.unwrap();
     let mut found: Vec<_> = segments.into_iter().flat_map(|segment| segment.mismatches).collect();
