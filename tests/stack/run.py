@@ -20,6 +20,8 @@ import boto3
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ITEMS = 5_000
 TABLE = "lake"
+BUCKET = "lake-catalog"
+STORE = f"s3://{BUCKET}/prod"
 INTERNAL = "__lake_internal/"
 BARRIER = INTERNAL + "dynamo-prefix-v2-finalize-barrier"
 MARKER = INTERNAL + "dynamo-prefix-v2-authority"
@@ -43,7 +45,10 @@ class Stack:
             endpoint = self.script("start", "--dynamodb", dynamodb).strip()
             self.machines = client("stepfunctions", endpoint)
             self.logs = client("logs", endpoint)
-            self.script("deploy", "--table", TABLE, "--binaries", binaries, "CreateCompanionTable=false")
+            client("s3", endpoint).create_bucket(Bucket=BUCKET)
+            self.operate_catalog = [command, "catalog"], {**os.environ, **LOCAL, "AWS_ENDPOINT_URL": endpoint}
+            settings = ["CreateCompanionTable=false", f"CatalogBucket={BUCKET}"]
+            self.script("deploy", "--table", TABLE, "--binaries", binaries, *settings)
         except BaseException:
             self.stop()
             raise
@@ -54,8 +59,14 @@ class Stack:
         ).stdout
 
     def operator(self, verb):
-        (command, environment) = self.operate
+        command, environment = self.operate
         subprocess.run([*command, verb, "--table", TABLE], env=environment, check=True, stdout=subprocess.DEVNULL)
+
+    def catalog(self, verb):
+        command, environment = self.operate_catalog
+        return subprocess.run(
+            [*command, verb, STORE, "--json"], env=environment, check=True, stdout=subprocess.PIPE, text=True
+        ).stdout
 
     def stop(self):
         self.sandbox.terminate()
@@ -63,14 +74,14 @@ class Stack:
         self.log.close()
         self.script("stop")
 
-    def start(self, given, name):
-        arn = "arn:aws:states:us-east-1:000000000000:stateMachine:metashift-local-dynamodb-layout"
+    def start(self, given, name, machine="dynamodb-layout"):
+        arn = f"arn:aws:states:us-east-1:000000000000:stateMachine:metashift-local-{machine}"
         started = self.machines.start_execution(stateMachineArn=arn, name=name, input=json.dumps({"version": 1, **given}))
         return started["executionArn"]
 
-    def execute(self, given, name):
+    def execute(self, given, name, machine="dynamodb-layout"):
         """Runs to the end of the last successor: (status or error, output or cause, executions)."""
-        arn = self.start(given, name)
+        arn = self.start(given, name, machine)
         for number in range(1, 1_000):
             ended = until(lambda: ended_execution(self.machines, arn), 300, arn)
             if ended["status"] != "SUCCEEDED":
@@ -191,8 +202,21 @@ def every_function_reports_its_metrics(stack):
             for directive in record["_aws"]["CloudWatchMetrics"]:
                 assert directive["Namespace"] == "Metashift", record
                 assert directive["Dimensions"] == [["migration", "phase"]], record
+    assert ("catalog", "step") in reported, sorted(reported)
     for step in ["preflight", "backfill-page", "verify", "install-barrier", "publish-marker", "release-barrier"]:
         assert ("layout", step) in reported, (step, sorted(reported))
+
+
+def a_catalog_in_s3_reaches_the_newest_format(stack):
+    stack.catalog("create")
+    status, output, _ = stack.execute({"store": STORE, "mode": "inspect"}, "look", "catalog-format")
+    assert output["format"] == 11 and output["toFormat"] == 12, (status, output)
+    status, output, _ = stack.execute({"store": STORE, "checkpoint": True}, "newest", "catalog-format")
+    assert status == "done" and output["format"] == 12, (status, output)
+    assert json.loads(stack.catalog("status").splitlines()[-1])["format"] == 12
+    assert stack.execute({"store": STORE}, "nothing-left", "catalog-format")[0] == "done"
+    status, cause, _ = stack.execute({"store": f"s3://{BUCKET}/nowhere"}, "nowhere", "catalog-format")
+    assert status == "InvalidInput", (status, cause)
 
 
 CASES = [
@@ -205,6 +229,7 @@ CASES = [
     the_cutover_under_load_publishes_the_marker,
     a_finalized_table_is_not_finalized_again,
     both_tables_hold_the_same,
+    a_catalog_in_s3_reaches_the_newest_format,
     every_function_reports_its_metrics,
 ]
 
