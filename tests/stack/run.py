@@ -26,6 +26,7 @@ INTERNAL = "__lake_internal/"
 BARRIER = INTERNAL + "dynamo-prefix-v2-finalize-barrier"
 MARKER = INTERNAL + "dynamo-prefix-v2-authority"
 MANIFESTS = ["lance-manifest", "lance-manifest-latest", "lance-manifest-cleanup"]
+SLOWLY = {"pageSize": 10, "maxPages": 5}
 LOCAL = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_REGION": "us-east-1"}
 CUTOVER = {"mode": "finalize", "cutoverUnderLoad": True, "rollout": {"acknowledged": True}}
 
@@ -168,11 +169,30 @@ def an_unacknowledged_rollout_stops_before_the_barrier(stack):
 
 
 def a_cutover_that_is_stopped_is_released(stack):
-    arn = stack.start({**CUTOVER, "pageSize": 10, "maxPages": 5}, "stopped")
+    arn = stack.start({**CUTOVER, **SLOWLY}, "stopped")
     until(lambda: stack.value(BARRIER), 120, "the barrier")
     stack.machines.stop_execution(executionArn=arn)
     until(lambda: stack.value(BARRIER) is None, 60, "the release by the event of the stopped execution")
     assert stack.value(MARKER) is None
+
+
+def an_expired_cutover_is_released(stack):
+    status, cause, _ = stack.execute({**CUTOVER, **SLOWLY, "deadlineSeconds": 1}, "expired")
+    assert status == "CutoverExpired" and stack.value(BARRIER) is None, (status, cause)
+
+
+def a_held_cutover_stays_until_it_is_aborted(stack):
+    status, cause, _ = stack.execute({**CUTOVER, **SLOWLY, "deadlineSeconds": 1, "onFailure": "hold"}, "held")
+    assert status == "CutoverExpired" and stack.value(BARRIER) == b"locked-v1", (status, cause)
+    status, output, _ = stack.execute({"mode": "abort", "epoch": "held"}, "abort")
+    assert status == "done" and output["outcome"] == "released" and stack.value(BARRIER) is None, output
+
+
+def a_repair_looks_mends_and_compares(stack):
+    status, output, _ = stack.execute({"mode": "repair", "dryRun": True}, "dry-repair")
+    assert (status, output.get("wouldChange")) == ("done", 0), (status, output)
+    status, output, _ = stack.execute({"mode": "repair", "repairRun": "mend"}, "repair")
+    assert status == "done", (status, output)
 
 
 def the_cutover_under_load_publishes_the_marker(stack):
@@ -226,6 +246,9 @@ CASES = [
     a_paused_migration_ends_the_run_as_paused,
     an_unacknowledged_rollout_stops_before_the_barrier,
     a_cutover_that_is_stopped_is_released,
+    an_expired_cutover_is_released,
+    a_held_cutover_stays_until_it_is_aborted,
+    a_repair_looks_mends_and_compares,
     the_cutover_under_load_publishes_the_marker,
     a_finalized_table_is_not_finalized_again,
     both_tables_hold_the_same,
