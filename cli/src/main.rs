@@ -9,14 +9,14 @@ mod output;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use metashift::error::Class;
 
 use output::Output;
 
 /// Serverless, crash-safe migrations of lake metadata.
 #[derive(Debug, Parser)]
-#[command(name = "metashift", version, about, max_term_width = 100)]
+#[command(name = "metashift", version = concat!(env!("CARGO_PKG_VERSION"), " (", env!("METASHIFT_COMMIT"), ")"), about, max_term_width = 100)]
 struct Cli {
     /// One JSON object a line while running, one at the end.
     #[arg(long, global = true)]
@@ -37,6 +37,15 @@ enum Command {
     /// Formats of a SlateDB catalog.
     #[command(subcommand)]
     Catalog(commands::catalog::CatalogCommand),
+    /// One self-contained page about a layout migration.
+    Report(commands::report::ReportArgs),
+    /// Completions for a shell, on standard output.
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+    /// The manual page, on standard output.
+    Man,
 }
 
 fn main() -> ExitCode {
@@ -56,6 +65,14 @@ fn main() -> ExitCode {
                 Command::Sandbox(args) => commands::sandbox::run(args, &output).await,
                 Command::Layout(command) => commands::layout::run(command, &output).await,
                 Command::Catalog(command) => commands::catalog::run(command, &output).await,
+                Command::Report(args) => commands::report::run(args, &output).await,
+                Command::Completions { shell } => {
+                    let mut script = Vec::new();
+                    clap_complete::generate(shell, &mut Cli::command(), "metashift", &mut script);
+                    output.say(String::from_utf8_lossy(&script));
+                    Ok(())
+                }
+                Command::Man => commands::manual(Cli::command(), &output),
             }
         };
         tokio::select! {

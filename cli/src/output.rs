@@ -1,7 +1,7 @@
 //! What a person or a program sees.
 
 use std::collections::HashMap;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use comfy_table::Table;
@@ -11,6 +11,11 @@ use metashift::Error;
 use metashift::layout::run::{Event, Observer};
 use metashift::step::Progress;
 use serde_json::{Value, json};
+
+/// A line on standard output. Whoever read it may have gone away (`| head`); the work goes on without them.
+fn put(line: impl std::fmt::Display) {
+    let _gone = writeln!(std::io::stdout(), "{line}");
+}
 
 /// Where everything that is said goes.
 #[derive(Debug, Clone)]
@@ -31,21 +36,21 @@ impl Output {
     /// A line for a person; nothing for a program.
     pub(crate) fn say(&self, text: impl AsRef<str>) {
         if !self.json {
-            println!("{}", text.as_ref());
+            put(text.as_ref());
         }
     }
 
     /// An object for a program; nothing for a person.
     pub(crate) fn emit(&self, value: &Value) {
         if self.json {
-            println!("{value}");
+            put(value);
         }
     }
 
     /// Rows for a person, the object for a program.
     pub(crate) fn rows(&self, rows: &[(&str, String)], value: &Value) {
         if self.json {
-            println!("{value}");
+            put(value);
             return;
         }
         let mut table = Table::new();
@@ -53,7 +58,7 @@ impl Output {
         for (name, text) in rows {
             table.add_row([(*name).to_owned(), text.clone()]);
         }
-        println!("{table}");
+        put(&table);
     }
 
     /// A table with a header, for a person.
@@ -64,21 +69,18 @@ impl Output {
         let mut table = Table::new();
         table.load_style(UTF8_FULL_CONDENSED).set_header(header.iter().copied());
         table.add_rows(rows);
-        println!("{table}");
+        put(&table);
     }
 
     /// How a command failed.
     pub(crate) fn error(&self, error: &Error) {
         if self.json {
-            println!(
-                "{}",
-                json!({ "error": {
-                    "name": error.kind().name(),
-                    "message": error.message(),
-                    "next": error.next_step(),
-                    "exitCode": error.kind().exit_code(),
-                }})
-            );
+            put(json!({ "error": {
+                "name": error.kind().name(),
+                "message": error.message(),
+                "next": error.next_step(),
+                "exitCode": error.kind().exit_code(),
+            }}));
         } else {
             eprintln!("error: {}: {}", error.kind(), error.message());
             if let Some(next) = error.next_step() {
@@ -90,7 +92,7 @@ impl Output {
     /// Ctrl-C.
     pub(crate) fn stopped(&self) {
         if self.json {
-            println!("{}", json!({ "stopped": true, "exitCode": 130 }));
+            put(json!({ "stopped": true, "exitCode": 130 }));
         } else {
             eprintln!("\nstopped; everything done so far is kept, the same command goes on from there");
         }
@@ -101,7 +103,7 @@ impl Output {
     /// `expected` is the number of items that one direction of a walk passes, where it is known.
     pub(crate) fn observer(&self, expected: Option<u64>) -> Observer {
         if self.json {
-            return Arc::new(|event| println!("{}", event_json(&event)));
+            return Arc::new(|event| put(event_json(&event)));
         }
         let bars = Mutex::new(Bars::new(expected));
         Arc::new(move |event| bars.lock().unwrap_or_else(PoisonError::into_inner).show(event))

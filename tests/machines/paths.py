@@ -31,7 +31,8 @@ def fields():
         step, *variant = path.name.removesuffix(".input.json").split(".")
         if variant != ["event"]:
             known.setdefault(step, set()).update(json.loads(path.read_text()))
-    return known
+    common = {"version", "table", "companion", "migration", "layout"}
+    return {step: own if step.startswith("catalog") else own | common for step, own in known.items()}
 
 
 FIELDS = fields()
@@ -86,7 +87,7 @@ class World:
             self.barrier = None
             return answer(published=True)
         if step == "release-barrier":
-            held = self.barrier == payload["epoch"]
+            held = self.barrier == payload.get("epoch", self.barrier)
             self.barrier = None if held else self.barrier
             return answer(outcome="released" if held else "notHeld")
         if step == "catalog-migrate-step":
@@ -282,8 +283,10 @@ def any_cause_is_survived():
 @case
 def finalize_goes_all_the_way():
     world = World(segments=3)
-    status, output, _ = run(world, {**FINALIZE, "deadlineSeconds": 600, "onFailure": "hold"}, execution="whole-way")
+    layout = {"version": 1, "default": 4, "families": {}}
+    status, output, _ = run(world, {**FINALIZE, "deadlineSeconds": 600, "onFailure": "hold", "layout": layout}, execution="whole-way")
     assert status == "done" and output["epoch"] == "whole-way", output
+    assert all(payload["layout"] == layout for _, payload in world.calls), "every step has the layout"
     steps = [step for index, step in enumerate(world.steps()) if index == 0 or world.steps()[index - 1] != step]
     expected = ["preflight", "backfill-page", "verify", "check-rollout", "install-barrier", "verify", "publish-marker", "verify-prefix-reads"]
     assert [step for step in steps if step != "release-barrier"] == expected, steps
@@ -463,32 +466,30 @@ def a_repair_that_already_runs_is_gone_on_with():
 
 @case
 def a_dry_repair_compares_nothing():
-    world = World()
-    assert run(world, {"mode": "repair", "dryRun": True})[0] == "done"
+    world = World(repair_page=lambda *_: answer(mismatches=3))
+    status, output, _ = run(world, {"mode": "repair", "dryRun": True})
+    assert status == "done" and output["wouldChange"] == 12, output
     assert world.count("verify") == 0 and all(p["dryRun"] for s, p in world.calls if s == "repair-page")
 
 
 @case
-def abort_names_its_epoch():
-    world = World()
+def abort_releases_and_asks_nothing_first():
+    world = World(preflight=lambda *_: failure("ForeignLeftovers"))
     world.barrier = "e1"
     status, output, _ = run(world, {"mode": "abort", "epoch": "e1"})
-    assert status == "done" and output["outcome"] == "released" and world.barrier is None
-    assert world.calls[-1][1]["reason"] == "abort"
-    assert run(World(), {"mode": "abort"})[1]["outcome"] == "notHeld"
-    held = {"segments": 2, "generation": 0, "state": "finalizing"}
-    assert run(World(preflight=[answer(plan=held)]), {"mode": "abort"})[0] == "InvalidInput"
-    world = World(preflight=[answer(plan={**held, "epoch": "e2"})])
-    world.barrier = "e2"
-    assert run(world, {"mode": "abort"})[1]["outcome"] == "released"
-    assert run(World(release_barrier=lambda *_: answer(outcome="published")), {"mode": "abort", "epoch": "e"})[0] == "AlreadyFinalized"
-    assert run(World(release_barrier=lambda *_: answer(outcome="held")), {"mode": "abort", "epoch": "e"})[0] == "BarrierHeld"
+    assert status == "done" and output["outcome"] == "released" and output["epoch"] == "e1" and world.barrier is None
+    assert world.steps() == ["release-barrier"] and world.calls[-1][1]["reason"] == "abort"
+    world = World(release_barrier=lambda *_: answer(outcome="notHeld"))
+    assert run(world, {"mode": "abort"})[1]["outcome"] == "notHeld" and "epoch" not in world.calls[-1][1]
+    assert run(World(release_barrier=lambda *_: answer(outcome="published")), {"mode": "abort"})[0] == "AlreadyFinalized"
+    assert run(World(release_barrier=lambda *_: answer(outcome="held")), {"mode": "abort"})[0] == "BarrierHeld"
+    assert run(World(release_barrier=lambda *_: failure("AccessDenied")), {"mode": "abort"})[0] == "AccessDenied"
 
 
 @case
 def bad_input_reaches_no_step():
     resume = {"run": "r", "number": 1, "phase": "elsewhere", "plan": {"segments": 1, "generation": 0, "state": "open"}}
-    for given in [{}, {"mode": "all"}, {"mode": "plan", "version": 2}, {"mode": "finalize", "onfailure": "hold"}, {"mode": "finalize", "epoch": "mine"}, {"mode": "plan", "resume": resume}]:
+    for given in [{}, {"mode": "all"}, {"mode": "plan", "version": 2}, {"mode": "finalize", "onfailure": "hold"}, {"mode": "finalize", "epoch": "mine"}, {"mode": "plan", "resume": resume}, {"mode": "plan", "turnLimit": "9"}, {"mode": "plan", "deadlineSeconds": None}]:
         world = World()
         assert run(world, given)[0] == "InvalidInput" and world.calls == [], given
     for name in ["n" * 65, "caf\u00e9", "a(b)"]:
@@ -570,7 +571,7 @@ def the_catalog_ends_typed():
         ([inspect_ok, *[failure("Fenced")] * 3], "done"),
     ]:
         assert run(World(catalog_migrate_step=list(script)), CATALOG, name="catalog-format")[0] == expected, expected
-    for given in [{}, {"store": 1, "mode": "walk"}, {**CATALOG, "format": 12}]:
+    for given in [{}, {"store": 1, "mode": "walk"}, {**CATALOG, "format": 12}, {**CATALOG, "turnLimit": "9"}]:
         assert run(World(), given, name="catalog-format")[0] == "InvalidInput"
     over = {**CATALOG, "resume": {"run": "r", "number": 1000}}
     assert run(World(), over, name="catalog-format")[0] == "Internal"

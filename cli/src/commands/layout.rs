@@ -1,10 +1,13 @@
 //! `metashift layout`: the DynamoDB prefix layout.
 
 mod abort;
+mod audit;
 mod control;
 mod plan;
 mod rejects;
 mod repair;
+mod retire;
+mod rollback_plan;
 mod run;
 mod status;
 
@@ -12,6 +15,7 @@ use clap::Subcommand;
 use metashift::Result;
 use metashift::layout::Tables;
 use metashift::layout::cutover;
+use metashift::layout::records::segment::MismatchKind;
 
 use crate::output::Output;
 
@@ -33,6 +37,12 @@ pub(crate) enum LayoutCommand {
     Pause(control::ControlArgs),
     /// Lets paused workers go on.
     Resume(control::ControlArgs),
+    /// After the marker: compares both tables, to find v1-only writes and copies that differ.
+    Audit(audit::AuditArgs),
+    /// After the retention horizon and a clean audit: prints the commands that would empty v1. Removes nothing.
+    Retire(retire::RetireArgs),
+    /// What is safe from here, by the durable state, with the commands.
+    RollbackPlan(rollback_plan::RollbackPlanArgs),
     /// Takes the write barrier of a cutover away; before the marker only.
     Abort(abort::AbortArgs),
 }
@@ -48,6 +58,9 @@ pub(crate) async fn run(command: LayoutCommand, output: &Output) -> Result<()> {
         LayoutCommand::Pause(args) => control::pause(args, true, output).await,
         LayoutCommand::Resume(args) => control::pause(args, false, output).await,
         LayoutCommand::Abort(args) => abort::run(args, output).await,
+        LayoutCommand::Audit(args) => audit::run(args, output).await,
+        LayoutCommand::Retire(args) => retire::run(args, output).await,
+        LayoutCommand::RollbackPlan(args) => rollback_plan::run(args, output).await,
     }
 }
 
@@ -57,4 +70,9 @@ async fn release_expired(tables: &Tables, output: &Output) -> Result<()> {
         output.say(format!("released the barrier of the expired cutover {}", cutover.epoch));
     }
     Ok(())
+}
+
+/// What differs, in the word that the records use.
+pub(crate) fn kind_name(kind: MismatchKind) -> String {
+    serde_json::to_value(kind).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
 }

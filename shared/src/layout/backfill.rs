@@ -134,7 +134,7 @@ impl Visitor for Backfill {
 }
 
 impl Backfill {
-    /// Commits a group; `false`: it was too large for the contention it met, and all of it is still to do.
+    /// Commits a group; `false`: it is too large by now, or for the contention it met, and all of it is still to do.
     async fn commit_group(
         &self,
         walker: &mut Walker,
@@ -171,6 +171,10 @@ impl Backfill {
                         if let Some(entry) = group.get_mut(owner) {
                             entry.verdict = settle(&walker.tables, &entry.position.pk).await?;
                         }
+                    }
+                    // A value that grew may take the group over a transaction's limit.
+                    if group_size(walker, group) < group.len() {
+                        return Ok(false);
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::Contended && group.len() > 1 => {

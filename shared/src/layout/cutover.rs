@@ -115,7 +115,8 @@ pub async fn install_barrier(tables: &Tables, start: &Start) -> Result<Installed
     }
 }
 
-fn check_start(start: &Start) -> Result<()> {
+/// `InvalidInput` for a cutover that cannot be started as it is.
+pub fn check_start(start: &Start) -> Result<()> {
     let invalid = |message: &str, next: &str| Err(Error::new(ErrorKind::InvalidInput, message).next(next));
     if !start.writes_paused && !start.under_load {
         return invalid(

@@ -160,17 +160,21 @@ impl Run {
 
     /// Compares the tables online and gives what differs.
     pub async fn compare(&self) -> Result<(Summary, Total)> {
+        self.compare_as(&self.tables.environment().id()).await
+    }
+
+    /// As [`Self::compare`], under an id: a comparison of the same id goes on where it stopped.
+    pub async fn compare_as(&self, run: &str) -> Result<(Summary, Total)> {
         let plan = load_plan(&self.tables).await?.ok_or_else(no_plan)?.record;
         generation::check_layout(&plan, self.tables.layout())?;
-        let run = self.tables.environment().id();
         let total = self
             .walk("rehearse", plan.segments * 2, |number| {
                 let (side, segment) = direction(number, plan.segments);
                 let input = self.input(segment, plan.segments);
-                rehearse(&self.tables, &run, side, input, self.budget())
+                rehearse(&self.tables, run, side, input, self.budget())
             })
             .await?;
-        Ok((status::rehearsal(&self.tables, plan.segments, &run).await?, total))
+        Ok((status::rehearsal(&self.tables, plan.segments, run).await?, total))
     }
 
     /// Makes v2 follow v1 wherever they differ, then compares everything.
@@ -208,6 +212,9 @@ impl Run {
     ///
     /// Whatever fails after the barrier releases it, unless the cutover is to be held.
     pub async fn finalize(&self, start: &Start, evidence: &Evidence) -> Result<Finished> {
+        // What a person left out is said before hours of work, not after.
+        cutover::check_start(start)?;
+        check_rollout(evidence, self.tables.environment().now())?;
         let plan = self.open().await?;
         match plan.state {
             State::Final => return self.finished(None, Consumed::default()).await,

@@ -178,9 +178,14 @@ impl MetaStore {
     }
 
     /// The value of a key, strongly consistent; `None` where it does not exist.
+    ///
+    /// `KeyTooLong` under v2 authority for a key that v2 cannot hold.
     pub async fn get(&self, key: &str) -> Result<Option<Vec<u8>>> {
         check_v1_key(key)?;
         let side = side(self.current_authority().await?);
+        if side == Side::V2 {
+            check_v2_item(self.tables.layout(), key, 0)?;
+        }
         self.tables.get(side, key).await?.map(entry).transpose().map(|found| found.map(|(_, value)| value))
     }
 
@@ -254,8 +259,12 @@ impl MetaStore {
         if change.expected.is_none() && change.new.is_none() {
             return Err(Error::new(ErrorKind::InvalidInput, "from absent to absent is no change"));
         }
-        if let Some((guard, _)) = change.guard {
-            check_v1_key(guard)?;
+        if let Some((guard, guard_value)) = change.guard {
+            if self.mode == Mode::V1Only {
+                check_v1_key(guard)?;
+            } else {
+                check_v2_item(self.tables.layout(), guard, guard_value.len())?;
+            }
             if guard == change.key {
                 return Err(Error::new(
                     ErrorKind::InvalidInput,

@@ -115,6 +115,12 @@ impl Action {
         Self::v1(key, write, Condition::exactly(read), Role::Record)
     }
 
+    /// Write request units that DynamoDB charges for it within a transaction: 2 for each KB of the item, begun or
+    /// whole.
+    pub fn write_units(&self, layout: &Layout) -> f64 {
+        2.0 * self.bytes(layout).div_ceil(1024).max(1) as f64
+    }
+
     /// Bytes that count against [`MOST_BYTES`].
     pub fn bytes(&self, layout: &Layout) -> usize {
         let condition = match &self.condition {

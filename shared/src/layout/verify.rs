@@ -167,8 +167,10 @@ impl Visitor for Compare {
     }
 
     async fn apply(&self, walker: &mut Walker, findings: Findings) -> Result<Option<Status>> {
+        let rehearsal = matches!(self.kind, Kind::Rehearsal);
         let sent = walker
             .commit(Vec::new(), |segment| {
+                segment.exact |= rehearsal;
                 segment.scanned += findings.scanned;
                 segment.bytes += findings.bytes;
                 segment.already_live += findings.equal;
@@ -184,7 +186,6 @@ impl Visitor for Compare {
             })
             .await?;
         expect_written(sent)?;
-        let rehearsal = matches!(self.kind, Kind::Rehearsal);
         crate::crash::reach(if rehearsal { "rehearse-page" } else { "verify-page" }).await;
         Ok(None)
     }
@@ -252,6 +253,8 @@ pub struct Summary {
     pub families: std::collections::BTreeMap<String, u64>,
     /// True where each key of v2 was compared.
     pub exact: bool,
+    /// When a record of either direction was last written.
+    pub updated_at: Option<jiff::Timestamp>,
 }
 
 impl Summary {
@@ -271,6 +274,7 @@ impl Summary {
     fn add(&mut self, side: Side, segment: Segment) {
         self.done += u32::from(segment.state == State::Done);
         self.mismatched += segment.mismatched;
+        self.updated_at = self.updated_at.max(segment.updated_at);
         self.mismatches.extend(segment.mismatches);
         match side {
             Side::V1 => self.v1_items += segment.scanned,

@@ -232,9 +232,15 @@ impl Walker {
         change(&mut next);
         self.writes += 1;
         next.writer = Some(format!("{}:{}", self.writer, self.writes));
+        let now = self.tables.environment().now();
+        next.started_at = next.started_at.or(Some(now));
+        next.updated_at = Some(now);
         next.read_units = self.units_before.0 + usage.consumed.read_units;
-        next.write_units = self.units_before.1 + usage.consumed.write_units;
         next.conflicts = self.conflicts_before + usage.conflicts;
+        // This very transaction is charged after it is written; what it will be is known.
+        let layout = self.tables.layout();
+        let own_units = 2.0 + actions.iter().map(|action| action.write_units(layout)).sum::<f64>();
+        next.write_units = self.units_before.1 + usage.consumed.write_units + own_units;
         let bytes = records::encode(&next)?;
         let own = actions.len();
         actions.push(Action::record(&self.key, Some(&self.stored.bytes), Write::Put(bytes.clone())));

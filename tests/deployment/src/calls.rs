@@ -77,7 +77,10 @@ pub const ALL: &[Calls] = &[
     ("verify-prefix-reads", &[(V1, &["GetItem", "BatchGetItem"]), (V2, &["Query"])]),
     (
         "catalog-migrate-step",
-        &[(Bucket, &["ListBucket"]), (Objects, &["GetObject", "PutObject", "DeleteObject"])],
+        &[
+            (Bucket, &["ListBucket"]),
+            (Objects, &["GetObject", "PutObject", "AbortMultipartUpload", "DeleteObject"]),
+        ],
     ),
 ];
 

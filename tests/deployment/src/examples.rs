@@ -56,6 +56,30 @@ pub fn unquoted(examples: &BTreeMap<String, String>, page: &str) -> Findings {
     missing.map(|(name, _)| format!("docs/steps.md does not show {name}")).collect()
 }
 
+/// Every step's section lists its errors by names of the vocabulary.
+pub fn unknown_errors(page: &str) -> Findings {
+    let known: BTreeSet<&str> = metashift::ErrorKind::ALL.iter().map(|kind| kind.name()).collect();
+    let mut found = Findings::new();
+    for (step, _) in calls::ALL {
+        let section = page.split_once(&format!("\n## {step}\n")).map_or("", |(_, rest)| rest);
+        let section = section.split("\n## ").next().unwrap_or_default();
+        let listed = section
+            .lines()
+            .find_map(|line| line.strip_prefix("Errors, besides `Internal`: "))
+            .unwrap_or_default();
+        if listed.is_empty() {
+            found.push(format!("{step} lists no errors"));
+        }
+        let names = listed.split('`').skip(1).step_by(2);
+        found.extend(
+            names
+                .filter(|name| !known.contains(name))
+                .map(|name| format!("{step} lists {name}, which is no error")),
+        );
+    }
+    found
+}
+
 fn keys(text: &str) -> BTreeSet<String> {
     let value: Value = serde_json::from_str(text).unwrap_or_default();
     value.as_object().map(|object| object.keys().cloned().collect()).unwrap_or_default()
@@ -78,6 +102,9 @@ fn built(text: &str, common: &BTreeSet<String>) -> BTreeSet<String> {
     }
     keys
 }
+
+/// Fields of every step of the layout; one example of each is enough.
+const COMMON: &[&str] = &["version", "table", "companion", "migration", "layout"];
 
 /// A step's examples together hold exactly the fields that the machines send it.
 pub fn other_fields(examples: &BTreeMap<String, String>, machines: &[Value]) -> Findings {
@@ -111,10 +138,8 @@ pub fn other_fields(examples: &BTreeMap<String, String>, machines: &[Value]) -> 
             .flat_map(|(_, text)| keys(text))
             .collect();
         let sent = sent.remove(*step).unwrap_or_default();
-        found.extend(
-            sent.difference(&shown)
-                .map(|field| format!("{step}: the machines send {field}, no example shows it")),
-        );
+        let hidden = sent.difference(&shown).filter(|field| !COMMON.contains(&field.as_str()));
+        found.extend(hidden.map(|field| format!("{step}: the machines send {field}, no example shows it")));
         found.extend(
             shown
                 .difference(&sent)
@@ -188,6 +213,18 @@ mod tests {
         assert_eq!(unquoted(&all().unwrap(), &page), Findings::new());
         let other = changed("verify.input", "cutover-7", "cutover-8");
         assert_eq!(unquoted(&other, &page), ["docs/steps.md does not show verify.input"]);
+    }
+
+    #[test]
+    fn the_page_names_errors_of_the_vocabulary() {
+        let page = project::text("docs/steps.md").unwrap();
+        assert_eq!(unknown_errors(&page), Findings::new());
+        let other =
+            page.replace("`RolloutNotReady`", "`NotReady`").replace("\n## verify\n", "\n## compare\n");
+        assert_eq!(
+            unknown_errors(&other),
+            ["verify lists no errors", "check-rollout lists NotReady, which is no error"]
+        );
     }
 
     #[test]

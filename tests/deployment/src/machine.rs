@@ -798,9 +798,9 @@ mod tests {
         );
         assert_caught(
             broken_transitions,
-            "/States/Planned/Choices/1/Next",
+            "/States/Planned/Choices/0/Next",
             put(json!("Paused")),
-            "AbortedEpoch is reached by nothing",
+            "PlanReported is reached by nothing",
         );
         assert_caught(broken_transitions, "/States/Done", remove("End"), "Done has to end");
         let inner = "/States/Backfill/ItemProcessor/States/BackfillWait/Next";

@@ -438,6 +438,14 @@ pub fn loose_ends(template: &Value) -> Findings {
             found.push(format!("{name} is not traced"));
         }
     }
+    let release = at(template, &["Resources", "ReleaseBarrierFunction", "Properties"]);
+    for variable in ["METASHIFT_TABLE", "METASHIFT_COMPANION"] {
+        if at(release, &["Environment", "Variables", variable]).is_null() {
+            found.push(format!(
+                "release-barrier is not told {variable}, which the event of an execution may not name"
+            ));
+        }
+    }
     let pattern = at(
         template,
         &[
@@ -786,6 +794,8 @@ mod tests {
             "StateMachine logs into no group",
         );
         assert_caught(loose_ends, &format!("{LAYOUT}/Tracing/Enabled"), put(json!(false)), "is not traced");
+        let variables = format!("{}/Environment/Variables", function("ReleaseBarrier"));
+        assert_caught(loose_ends, &variables, remove("METASHIFT_TABLE"), "not told METASHIFT_TABLE");
         let pattern = "/Resources/ReleaseBarrierFunction/Properties/Events/ExecutionEnded/Properties/Pattern/detail/status";
         assert_caught(loose_ends, pattern, put(json!(["FAILED"])), "not handed to release-barrier");
     }

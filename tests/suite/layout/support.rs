@@ -4,16 +4,27 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+
 use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::primitives::Blob;
 use aws_sdk_dynamodb::types::AttributeValue;
-use metashift::environment::Environment;
+use jiff::{SignedDuration, Timestamp};
+use metashift::crash::{self, Hook};
+use metashift::environment::{Clock, Environment, SystemClock, SystemEntropy};
 use metashift::layout::cutover::Start;
-use metashift::layout::generation::PlanWish;
+use metashift::layout::generation::{PlanWish, load_plan};
 use metashift::layout::preflight::Accepted;
-use metashift::layout::records::plan::OnFailure;
+use metashift::layout::records::plan::{OnFailure, Plan};
+use metashift::layout::records::segment::{Segment, Walk};
+use metashift::layout::records::{BARRIER_KEY, BARRIER_VALUE, MARKER_KEY, MARKER_VALUE};
 use metashift::layout::run::Run;
+use metashift::layout::transaction::Side;
 use metashift::layout::{Layout, MetaStore, Mode, Tables};
+use metashift::step::Budget;
+use metashift_faults::Proxy;
 use metashift_sandbox::{Server, seed};
+use tokio::sync::Semaphore;
 
 /// The table of every test.
 pub(crate) const TABLE: &str = "lake";
@@ -21,7 +32,7 @@ pub(crate) const TABLE: &str = "lake";
 /// A server with both tables, and the product's view of them.
 pub(crate) struct Lake {
     /// Stops with the lake.
-    _server: Server,
+    pub(crate) server: Server,
     pub(crate) client: Client,
     pub(crate) tables: Tables,
 }
@@ -34,7 +45,87 @@ impl Lake {
         seed::create_tables(&client, TABLE, true).await.unwrap();
         seed::fill(&client, TABLE, items).await.unwrap();
         let tables = tables(client.clone());
-        Self { _server: server, client, tables }
+        Self { server, client, tables }
+    }
+
+    /// Both tables, empty.
+    pub(crate) async fn empty() -> Self {
+        Self::with_items(0).await
+    }
+
+    /// Puts an item as it is, as nobody in the field would, to make a state for a test.
+    pub(crate) async fn put(&self, side: Side, key: &str, value: &[u8]) {
+        self.put_in(side, &Layout::default().bucket(key), key, value).await;
+    }
+
+    /// As [`Self::put`]; for v2 in any bucket.
+    pub(crate) async fn put_in(&self, side: Side, bucket: &str, key: &str, value: &[u8]) {
+        let mut put = self
+            .client
+            .put_item()
+            .table_name(self.tables.name(side))
+            .item("pk", AttributeValue::S(key.to_owned()))
+            .item("val", AttributeValue::B(Blob::new(value)));
+        if side == Side::V2 {
+            put = put.item("bucket", AttributeValue::S(bucket.to_owned()));
+        }
+        put.send().await.unwrap();
+    }
+
+    /// Deletes an item as it is.
+    pub(crate) async fn remove(&self, side: Side, key: &str) {
+        let mut delete = self
+            .client
+            .delete_item()
+            .table_name(self.tables.name(side))
+            .key("pk", AttributeValue::S(key.to_owned()));
+        if side == Side::V2 {
+            delete = delete.key("bucket", AttributeValue::S(Layout::default().bucket(key)));
+        }
+        delete.send().await.unwrap();
+    }
+
+    /// An item's value as it is stored.
+    pub(crate) async fn value(&self, side: Side, key: &str) -> Option<Vec<u8>> {
+        self.tables.get(side, key).await.unwrap().map(|item| item.value().unwrap().to_vec())
+    }
+
+    /// Puts barrier and marker as a finalization leaves them.
+    pub(crate) async fn publish(&self) {
+        self.put(Side::V1, BARRIER_KEY, BARRIER_VALUE).await;
+        self.put(Side::V1, MARKER_KEY, MARKER_VALUE).await;
+    }
+
+    /// Everything in both tables, for "nothing was changed".
+    pub(crate) async fn everything(&self) -> impl PartialEq + std::fmt::Debug + use<> {
+        (self.v1().await, self.v2().await)
+    }
+
+    /// A proxy in front of the lake's server, without rules.
+    pub(crate) async fn proxy(&self) -> Proxy {
+        Proxy::start(&self.server.endpoint(), 0).await.unwrap()
+    }
+
+    /// A run over `tables` with `segments` segments and pages of `page_size` items.
+    pub(crate) fn run_with(&self, tables: &Tables, segments: u32, page_size: u32) -> Run {
+        Run { tables: tables.clone(), page_size, ..self.run(segments) }
+    }
+
+    /// A segment's record.
+    pub(crate) async fn segment(&self, walk: &Walk, segment: u32) -> Option<Segment> {
+        self.tables.load(&walk.key(segment)).await.unwrap().map(|stored| stored.record)
+    }
+
+    /// The plan.
+    pub(crate) async fn plan(&self) -> Option<Plan> {
+        load_plan(&self.tables).await.unwrap().map(|stored| stored.record)
+    }
+
+    /// The same tables under a clock that a test moves.
+    pub(crate) fn tables_at(&self, clock: &Arc<ShiftedClock>) -> Tables {
+        let clock: Arc<dyn Clock> = Arc::clone(clock) as _;
+        let environment = Environment { clock, entropy: Arc::new(SystemEntropy) };
+        Tables::new(self.client.clone(), TABLE, None, Layout::default(), environment)
     }
 
     pub(crate) async fn store(&self, mode: Mode) -> MetaStore {
@@ -79,9 +170,83 @@ impl Lake {
     }
 }
 
+/// The system's clock, ahead by as much as a test says.
+#[derive(Debug, Default)]
+pub(crate) struct ShiftedClock(AtomicI64);
+
+impl ShiftedClock {
+    /// Goes ahead by `time`.
+    pub(crate) fn advance(&self, time: Duration) {
+        self.0.fetch_add(i64::try_from(time.as_millis()).unwrap(), Ordering::SeqCst);
+    }
+}
+
+impl Clock for ShiftedClock {
+    fn now(&self) -> Timestamp {
+        SystemClock.now() + SignedDuration::from_millis(self.0.load(Ordering::SeqCst))
+    }
+}
+
 /// The product's view of both tables through any client.
 pub(crate) fn tables(client: Client) -> Tables {
     Tables::new(client, TABLE, None, Layout::default(), Environment::system())
+}
+
+/// The product's view of both tables through a proxy.
+pub(crate) fn tables_through(proxy: &Proxy) -> Tables {
+    tables(metashift_sandbox::server::client(&proxy.endpoint()))
+}
+
+/// No bound but the number of pages.
+pub(crate) fn pages(pages: u32) -> Budget {
+    Budget::unbounded(Environment::system()).with_pages(Some(pages))
+}
+
+/// A hook that waits at `point` the first time: `reached` says that it is there, `thaw` lets it go on.
+pub(crate) struct Freeze {
+    pub(crate) hook: Hook,
+    reached: Arc<Semaphore>,
+    thaw: Arc<Semaphore>,
+}
+
+impl Freeze {
+    pub(crate) fn at(point: &'static str) -> Self {
+        Self::at_nth(point, 1)
+    }
+
+    pub(crate) fn at_nth(point: &'static str, nth: u32) -> Self {
+        assert!(crash::ALL.contains(&point), "{point}");
+        let (reached, thaw) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+        let (signal, wait) = (Arc::clone(&reached), Arc::clone(&thaw));
+        let seen = Arc::new(AtomicU32::new(0));
+        let hook: Hook = Arc::new(move |at| {
+            let (signal, wait, seen) = (Arc::clone(&signal), Arc::clone(&wait), Arc::clone(&seen));
+            Box::pin(async move {
+                if at == point && seen.fetch_add(1, Ordering::SeqCst) + 1 == nth {
+                    signal.add_permits(1);
+                    wait.acquire().await.unwrap().forget();
+                }
+            })
+        });
+        Self { hook, reached, thaw }
+    }
+
+    pub(crate) async fn reached(&self) {
+        self.reached.acquire().await.unwrap().forget();
+    }
+
+    pub(crate) fn thaw(&self) {
+        self.thaw.add_permits(1);
+    }
+}
+
+/// A hook that does something each time at `point`.
+pub(crate) fn on<F>(point: &'static str, act: impl Fn() -> F + Send + Sync + 'static) -> Hook
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    assert!(crash::ALL.contains(&point), "{point}");
+    Arc::new(move |at| if at == point { Box::pin(act()) } else { Box::pin(async {}) })
 }
 
 /// A cutover with a fresh epoch and paused writers.

@@ -60,11 +60,8 @@ pub(crate) async fn run(args: PlanArgs, output: &Output) -> Result<()> {
         estimate = Estimate::surveyed(items, bytes);
         survey = json!({ "id": id, "items": items, "bytes": bytes, "rejected": rejected, "listed": listed });
         output.say(format!("survey {id}: {items} items, {rejected} of them cannot move"));
-        let kind = |kind| serde_json::to_value(kind).ok().and_then(|text| text.as_str().map(str::to_owned));
-        let rows: Vec<_> = listed
-            .iter()
-            .map(|one| vec![format!("{:?}", one.key), kind(one.kind).unwrap_or_default()])
-            .collect();
+        let rows: Vec<_> =
+            listed.iter().map(|one| vec![format!("{:?}", one.key), super::kind_name(one.kind)]).collect();
         if !rows.is_empty() {
             output.table(&["key", "reason"], rows);
         }

@@ -69,11 +69,10 @@ pub(crate) async fn run(args: RepairArgs, output: &Output) -> Result<()> {
 }
 
 fn show(output: &Output, summary: &Summary) {
-    let kind = |kind| serde_json::to_value(kind).ok().and_then(|text| text.as_str().map(str::to_owned));
     let rows: Vec<_> = summary
         .mismatches
         .iter()
-        .map(|one| vec![format!("{:?}", one.key), kind(one.kind).unwrap_or_default()])
+        .map(|one| vec![format!("{:?}", one.key), super::kind_name(one.kind)])
         .collect();
     if !rows.is_empty() {
         output.table(&["key", "difference"], rows);

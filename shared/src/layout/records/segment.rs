@@ -144,6 +144,12 @@ pub struct Segment {
     /// Id of the last write: the worker's id and a number.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub writer: Option<String>,
+    /// When the walk's first worker wrote it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub started_at: Option<jiff::Timestamp>,
+    /// When it was last written.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub updated_at: Option<jiff::Timestamp>,
     /// User items scanned.
     #[serde(default)]
     pub scanned: u64,
@@ -183,7 +189,7 @@ pub struct Segment {
     /// Read request units, up to the page before this write.
     #[serde(default)]
     pub read_units: f64,
-    /// Write request units, up to the group before this write.
+    /// Write request units, this write included.
     #[serde(default)]
     pub write_units: f64,
     /// Transactions that lost to another one.
@@ -208,6 +214,8 @@ impl Default for Segment {
             state: State::Open,
             cursor: None,
             writer: None,
+            started_at: None,
+            updated_at: None,
             scanned: 0,
             bytes: 0,
             copied: 0,

@@ -69,15 +69,12 @@ impl Failure {
     }
 
     fn of_construction(text: &str) -> Self {
-        let kind = if text.contains("credentials") || text.contains("identity") {
-            ErrorKind::AccessDenied
+        let next = "set AWS credentials and a region, for example AWS_PROFILE and AWS_REGION";
+        Self::Fatal(if text.contains("credentials") || text.contains("identity") {
+            Error::new(ErrorKind::AccessDenied, "no usable AWS credentials were found").next(next)
         } else {
-            ErrorKind::InvalidInput
-        };
-        Self::Fatal(
-            Error::new(kind, format!("the request could not be made: {text}"))
-                .next("set AWS credentials and a region, for example AWS_PROFILE and AWS_REGION"),
-        )
+            Error::new(ErrorKind::InvalidInput, format!("the request could not be made: {text}")).next(next)
+        })
     }
 
     fn of_code(code: Option<&str>, message: Option<&str>, status: u16) -> Self {

@@ -1,0 +1,119 @@
+//! `metashift layout retire`: what removing v1's user items would take. Removes nothing itself.
+
+use std::time::Duration;
+
+use clap::Args;
+use metashift::environment::elapsed;
+use metashift::layout::generation::{load_plan, no_plan};
+use metashift::layout::key::INTERNAL_PREFIX;
+use metashift::layout::plan::refused;
+use metashift::layout::records::plan::State;
+use metashift::layout::status;
+use metashift::layout::transaction::Side;
+use metashift::layout::verify;
+use metashift::{Error, ErrorKind, Result};
+use serde_json::json;
+
+use crate::connect::TableArgs;
+use crate::output::Output;
+
+#[derive(Debug, Args)]
+pub(crate) struct RetireArgs {
+    #[command(flatten)]
+    tables: TableArgs,
+    /// Days that v1 is kept after the cutover: at least one append-operation retention horizon.
+    #[arg(long, default_value_t = 7)]
+    horizon_days: u32,
+    /// The clean audit that this rests on; today's unless named.
+    #[arg(long)]
+    audit_id: Option<String>,
+    /// Lists what would go, whether or not it may go yet.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+pub(crate) async fn run(args: RetireArgs, output: &Output) -> Result<()> {
+    let tables = args.tables.tables().await?;
+    let plan = load_plan(&tables).await?.ok_or_else(no_plan)?.record;
+    let Some(cutover) = plan.cutover.as_ref().filter(|_| plan.state == State::Final) else {
+        return Err(refused(&plan, State::Final));
+    };
+    let audit = super::audit::id(&tables, args.audit_id)?;
+    let summary = status::rehearsal(&tables, plan.segments, &audit).await?;
+    let age = elapsed(cutover.installed_at, tables.environment().now());
+    let horizon = Duration::from_secs(u64::from(args.horizon_days) * 24 * 3600);
+    let mut obstacles = Vec::new();
+    if age < horizon {
+        obstacles.push(
+            Error::new(
+                ErrorKind::RolloutNotReady,
+                format!(
+                    "the cutover was {} hours ago; v1 is kept for {} days",
+                    age.as_secs() / 3600,
+                    args.horizon_days
+                ),
+            )
+            .next("wait for the retention horizon"),
+        );
+    }
+    if !summary.is_complete() {
+        obstacles.push(
+            Error::new(ErrorKind::RolloutNotReady, format!("{audit} is not done"))
+                .next("metashift layout audit"),
+        );
+    } else if summary.mismatched > 0 {
+        obstacles.push(verify::failed(&summary).next("metashift layout audit names the differences"));
+    }
+    let commands = commands(tables.name(Side::V1));
+    let items = tables.describe(Side::V1).await?.map_or(0, |facts| facts.items);
+    output.emit(&json!({
+        "userItems": items, "kept": INTERNAL_PREFIX, "commands": commands,
+        "obstacles": obstacles.iter().map(|one| json!({ "name": one.kind().name(), "message": one.message() }))
+            .collect::<Vec<_>>(),
+    }));
+    output.say(format!(
+        "about {items} items of {} would go; those under {INTERNAL_PREFIX} stay, since every node reads the marker there",
+        tables.name(Side::V1)
+    ));
+    for obstacle in &obstacles {
+        output.say(format!("not yet: {obstacle}"));
+    }
+    match obstacles.into_iter().next() {
+        Some(obstacle) if !args.dry_run => Err(obstacle),
+        _ => {
+            output.say("nothing was removed; these commands would, the backup first:\n");
+            for command in &commands {
+                output.say(format!("{command}\n"));
+            }
+            Ok(())
+        }
+    }
+}
+
+/// The commands that take v1's user items away; the backup first.
+fn commands(table: &str) -> Vec<String> {
+    vec![
+        format!("aws dynamodb create-backup --table-name {table} --backup-name {table}-before-retire"),
+        format!("aws dynamodb list-backups --table-name {table}   # go on once its status is AVAILABLE"),
+        format!(
+            "aws dynamodb scan --table-name {table} --projection-expression pk \\\n  \
+             --filter-expression 'NOT begins_with(pk, :kept)' \\\n  \
+             --expression-attribute-values '{{\":kept\":{{\"S\":\"{INTERNAL_PREFIX}\"}}}}' --output json |\n  \
+             jq -c '.Items as $all | range(0; $all | length; 25) as $n |\n    \
+             {{\"{table}\": ($all[$n:$n + 25] | map({{DeleteRequest: {{Key: .}}}}))}}' |\n  \
+             while IFS= read -r batch; do aws dynamodb batch-write-item --request-items \"$batch\"; done"
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_backup_comes_first_and_the_marker_stays() {
+        let commands = commands("lake");
+        assert!(commands.first().is_some_and(|first| first.contains("create-backup")));
+        assert!(commands.last().is_some_and(|last| last.contains("NOT begins_with(pk, :kept)")));
+    }
+}

@@ -1,0 +1,122 @@
+//! Bodies as the services write them.
+
+use serde_json::{Value, json};
+
+/// A DynamoDB error: status and body.
+pub(crate) fn dynamodb_error(name: &str) -> (u16, String) {
+    let status = if name == "InternalServerError" { 500 } else { 400 };
+    let body = json!({
+        "__type": format!("com.amazonaws.dynamodb.v20120810#{name}"),
+        "message": format!("{name}, by a rule of the fault proxy"),
+    });
+    (status, body.to_string())
+}
+
+/// A cancelled transaction of `actions` actions.
+pub(crate) fn cancelled(reasons: &[String], actions: usize) -> (u16, String) {
+    let mut codes = reasons.to_vec();
+    if !codes.is_empty() {
+        codes.resize(codes.len().max(actions), "None".to_owned());
+    }
+    let list: Vec<_> = codes
+        .iter()
+        .map(|code| match code.as_str() {
+            "None" => json!({ "Code": "None" }),
+            code => json!({ "Code": code, "Message": format!("{code}, by a rule of the fault proxy") }),
+        })
+        .collect();
+    let body = json!({
+        "__type": "com.amazonaws.dynamodb.v20120810#TransactionCanceledException",
+        "Message": format!("Transaction cancelled, please refer cancellation reasons for specific reasons [{}]", codes.join(", ")),
+        "CancellationReasons": list,
+    });
+    (400, body.to_string())
+}
+
+/// An S3 error document.
+pub(crate) fn s3_error(code: &str, path: &str) -> String {
+    let resource = path.replace('&', "&amp;").replace('<', "&lt;");
+    format!(
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>{code}</Code><Message>{code}, by a rule of the fault \
+         proxy</Message><Resource>{resource}</Resource><RequestId>0</RequestId></Error>"
+    )
+}
+
+/// How many actions a TransactWriteItems or TransactGetItems request has.
+pub(crate) fn actions(body: &str) -> usize {
+    let parsed: Option<Value> = serde_json::from_str(body).ok();
+    parsed.and_then(|body| body.get("TransactItems")?.as_array().map(Vec::len)).unwrap_or_default()
+}
+
+/// Splits a BatchGetItem request: the request for the first half of each table's keys, and the others.
+pub(crate) fn halve(body: &str) -> Option<(String, Value)> {
+    let mut request: Value = serde_json::from_str(body).ok()?;
+    let tables = request.get_mut("RequestItems")?.as_object_mut()?;
+    let mut left = serde_json::Map::new();
+    for (name, asked) in tables.iter_mut() {
+        let keys = asked.get_mut("Keys")?.as_array_mut()?;
+        let rest = keys.split_off(keys.len().div_ceil(2));
+        if !rest.is_empty() {
+            let mut other = asked.clone();
+            other.as_object_mut()?.insert("Keys".to_owned(), Value::Array(rest));
+            left.insert(name.clone(), other);
+        }
+    }
+    Some((request.to_string(), Value::Object(left)))
+}
+
+/// A BatchGetItem answer with these keys unprocessed.
+pub(crate) fn with_unprocessed(answer: &[u8], left: Value) -> Option<String> {
+    let mut answer: Value = serde_json::from_slice(answer).ok()?;
+    answer.as_object_mut()?.insert("UnprocessedKeys".to_owned(), left);
+    Some(answer.to_string())
+}
+
+/// Request units that an answer says were charged.
+pub(crate) fn units(answer: &[u8]) -> f64 {
+    let parsed: Option<Value> = serde_json::from_slice(answer).ok();
+    let one = |capacity: &Value| capacity.get("CapacityUnits").and_then(Value::as_f64).unwrap_or_default();
+    match parsed.as_ref().and_then(|answer| answer.get("ConsumedCapacity")) {
+        Some(Value::Array(tables)) => tables.iter().map(one).sum(),
+        Some(table) => one(table),
+        None => 0.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reasons_of_a_cancelled_transaction_are_one_an_action() {
+        let (status, body) = cancelled(&["TransactionConflict".to_owned()], 3);
+        let body: Value = serde_json::from_str(&body).unwrap();
+        let codes: Vec<_> = body["CancellationReasons"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|reason| reason["Code"].clone())
+            .collect();
+        assert_eq!((status, codes), (400, vec![json!("TransactionConflict"), json!("None"), json!("None")]));
+        let (_, none) = cancelled(&[], 3);
+        assert!(none.contains(r#""CancellationReasons":[]"#));
+    }
+
+    #[test]
+    fn the_halves_of_a_batch_are_the_whole() {
+        let body = r#"{"RequestItems":{"t":{"Keys":[{"pk":{"S":"a"}},{"pk":{"S":"b"}},{"pk":{"S":"c"}}]}}}"#;
+        let (first, left) = halve(body).unwrap();
+        assert!(first.contains("\"a\"") && first.contains("\"b\"") && !first.contains("\"c\""));
+        assert_eq!(left["t"]["Keys"], json!([{ "pk": { "S": "c" } }]));
+        let answer = with_unprocessed(b"{\"Responses\":{}}", left).unwrap();
+        assert!(answer.contains("UnprocessedKeys"));
+    }
+
+    #[test]
+    fn units_are_summed_over_tables() {
+        assert!((units(br#"{"ConsumedCapacity":{"CapacityUnits":1.5}}"#) - 1.5).abs() < 1e-9);
+        let two = br#"{"ConsumedCapacity":[{"CapacityUnits":2.0},{"CapacityUnits":4.0}]}"#;
+        assert!((units(two) - 6.0).abs() < 1e-9);
+        assert!(units(b"{}").abs() < 1e-9);
+    }
+}

@@ -1,0 +1,292 @@
+//! Deadline, release, hold, abort, and what arrives too late.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use metashift::layout::cutover::{
+    Evidence, Installed, Published, Released, Start, Why, install_barrier, publish_marker, release_barrier,
+    release_expired,
+};
+use metashift::layout::records::plan::{OnFailure, State};
+use metashift::layout::records::{BARRIER_KEY, MARKER_KEY, MARKER_VALUE};
+use metashift::layout::transaction::Side;
+use metashift::layout::verify::verify;
+use metashift::layout::walk::SegmentInput;
+use metashift::layout::{Authority, Mode, Mutation, Tables};
+use metashift::step::Status;
+use metashift::{ErrorKind, crash};
+use metashift_faults::{Fault, Rule};
+
+use super::support::{Freeze, Lake, ShiftedClock, on, pages, start, tables_through};
+
+const SEGMENTS: u32 = 2;
+
+async fn migrated() -> Lake {
+    let lake = Lake::with_items(80).await;
+    lake.run(SEGMENTS).backfill().await.unwrap();
+    lake
+}
+
+fn acknowledged() -> Evidence {
+    Evidence::Acknowledged(true)
+}
+
+async fn verify_both(tables: &Tables, epoch: &str) {
+    for side in [Side::V1, Side::V2] {
+        for segment in 0..SEGMENTS {
+            let input = SegmentInput { segment, segments: SEGMENTS, page_size: 100 };
+            let output = verify(tables, epoch, side, false, input, pages(100)).await.unwrap();
+            assert_eq!(output.status, Status::Done);
+        }
+    }
+}
+
+/// Writers are not paused: a mutation is applied.
+async fn assert_writable(lake: &Lake, round: &str) {
+    let store = lake.store(Mode::Dual).await;
+    let answer = store.cas(&format!("tbl/probe/{round}"), None, Some(b"v")).await.unwrap();
+    assert_eq!(answer, Mutation::Applied, "{round}");
+}
+
+async fn assert_paused(lake: &Lake) {
+    let store = lake.store(Mode::Dual).await;
+    let error = store.cas("tbl/probe/paused", None, Some(b"v")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::BarrierHeld);
+}
+
+#[tokio::test]
+async fn past_its_deadline_a_cutover_releases_the_barrier_and_writers_go_on() {
+    let lake = migrated().await;
+    let clock = Arc::new(ShiftedClock::default());
+    let tables = lake.tables_at(&clock);
+    let late = Arc::clone(&clock);
+    let hook = on("barrier-installed", move || {
+        late.advance(Duration::from_secs(601));
+        async {}
+    });
+    let run = lake.run_with(&tables, SEGMENTS, 20);
+    let error = crash::with_hook(hook, run.finalize(&start("e1"), &acknowledged())).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::CutoverExpired);
+    assert_eq!(lake.value(Side::V1, BARRIER_KEY).await, None);
+    assert_eq!(lake.plan().await.unwrap().state, State::Open);
+    assert_writable(&lake, "released").await;
+    run.finalize(&start("e2"), &acknowledged()).await.unwrap();
+    assert_eq!(lake.assert_equal().await, 81);
+}
+
+#[tokio::test]
+async fn a_cutover_that_is_to_be_held_keeps_the_barrier_past_its_deadline_until_a_person_aborts_it() {
+    let lake = migrated().await;
+    let clock = Arc::new(ShiftedClock::default());
+    let tables = lake.tables_at(&clock);
+    let late = Arc::clone(&clock);
+    let hook = on("barrier-installed", move || {
+        late.advance(Duration::from_secs(601));
+        async {}
+    });
+    let hold = Start { on_failure: OnFailure::Hold, ..start("e1") };
+    let run = lake.run_with(&tables, SEGMENTS, 20);
+    let error = crash::with_hook(hook, run.finalize(&hold, &acknowledged())).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::CutoverExpired);
+    assert_paused(&lake).await;
+    assert_eq!(release_expired(&tables).await.unwrap(), None);
+    for why in [Why::Failure, Why::OwnerEnded, Why::Deadline] {
+        let answer = release_barrier(&tables, Some("e1"), why).await.unwrap();
+        assert!(matches!(answer, Released::Held(_)), "{why:?}: {answer:?}");
+    }
+    assert_paused(&lake).await;
+    let answer = release_barrier(&tables, Some("e1"), Why::Abort).await.unwrap();
+    assert!(matches!(answer, Released::Released(_)), "{answer:?}");
+    assert_writable(&lake, "aborted").await;
+}
+
+#[tokio::test]
+async fn a_dead_cutover_is_ended_by_any_later_command_once_its_deadline_has_passed() {
+    let lake = migrated().await;
+    let clock = Arc::new(ShiftedClock::default());
+    let tables = lake.tables_at(&clock);
+    install_barrier(&tables, &start("e1")).await.unwrap();
+    let early = release_barrier(&tables, None, Why::Deadline).await.unwrap();
+    assert!(matches!(early, Released::NotYet(left) if left > Duration::from_secs(500)), "{early:?}");
+    let busy = lake.run_with(&tables, SEGMENTS, 20).backfill().await.unwrap_err();
+    assert_eq!(busy.kind(), ErrorKind::Superseded, "{busy}");
+    assert_paused(&lake).await;
+    clock.advance(Duration::from_secs(601));
+    lake.run_with(&tables, SEGMENTS, 20).backfill().await.unwrap();
+    assert_writable(&lake, "later").await;
+    // A verifier and a publisher of the dead cutover find that it is over.
+    let input = SegmentInput { segment: 0, segments: SEGMENTS, page_size: 100 };
+    let late = verify(&tables, "e1", Side::V1, false, input, pages(1)).await.unwrap_err();
+    assert_eq!(late.kind(), ErrorKind::Superseded);
+    assert_eq!(publish_marker(&tables, "e1").await.unwrap_err().kind(), ErrorKind::Superseded);
+}
+
+#[tokio::test]
+async fn verification_and_publish_check_the_deadline_themselves() {
+    let lake = migrated().await;
+    let clock = Arc::new(ShiftedClock::default());
+    let tables = lake.tables_at(&clock);
+    install_barrier(&tables, &start("e1")).await.unwrap();
+    verify_both(&tables, "e1").await;
+    clock.advance(Duration::from_secs(601));
+    let input = SegmentInput { segment: 0, segments: SEGMENTS, page_size: 100 };
+    let late = verify(&tables, "e1", Side::V1, false, input, pages(1)).await.unwrap_err();
+    assert_eq!(late.kind(), ErrorKind::CutoverExpired);
+    let late = publish_marker(&tables, "e1").await.unwrap_err();
+    assert_eq!(late.kind(), ErrorKind::CutoverExpired);
+    assert_eq!(lake.value(Side::V1, MARKER_KEY).await, None);
+}
+
+#[tokio::test]
+async fn an_abort_at_any_point_before_the_marker_frees_writers_and_ends_the_run_without_a_marker() {
+    for (number, point) in ["barrier-installed", "verify-page", "verify-done"].into_iter().enumerate() {
+        let lake = migrated().await;
+        // The rehearsal's four segments end at the same point.
+        let freeze = Freeze::at_nth(point, if point == "verify-done" { 5 } else { 1 });
+        let run = lake.run(SEGMENTS);
+        let hook = Arc::clone(&freeze.hook);
+        let running =
+            tokio::spawn(crash::with_hook(
+                hook,
+                async move { run.finalize(&start("e1"), &acknowledged()).await },
+            ));
+        freeze.reached().await;
+        assert_paused(&lake).await;
+        let answer = release_barrier(&lake.tables, None, Why::Abort).await.unwrap();
+        assert!(matches!(answer, Released::Released(_)), "{point}: {answer:?}");
+        assert_writable(&lake, point).await;
+        freeze.thaw();
+        // A run that has not begun to verify finds its epoch used up.
+        let ended =
+            if point == "barrier-installed" { ErrorKind::InvalidInput } else { ErrorKind::Superseded };
+        assert_eq!(running.await.unwrap().unwrap_err().kind(), ended, "{point}");
+        assert_eq!(lake.value(Side::V1, MARKER_KEY).await, None, "{point}");
+        let again = release_barrier(&lake.tables, Some("e1"), Why::Abort).await.unwrap();
+        assert_eq!(again, Released::NotHeld, "{point}");
+        let fresh = start(&format!("again-{number}"));
+        lake.run(SEGMENTS).finalize(&fresh, &acknowledged()).await.unwrap();
+        assert_eq!(lake.assert_equal().await, 81, "{point}");
+    }
+}
+
+#[tokio::test]
+async fn after_the_marker_an_abort_changes_nothing_and_says_so() {
+    let lake = migrated().await;
+    let freeze = Freeze::at("marker-published");
+    let (run, hook) = (lake.run(SEGMENTS), Arc::clone(&freeze.hook));
+    let running =
+        tokio::spawn(crash::with_hook(
+            hook,
+            async move { run.finalize(&start("e1"), &acknowledged()).await },
+        ));
+    freeze.reached().await;
+    let before = lake.everything().await;
+    for why in [Why::Abort, Why::Failure, Why::OwnerEnded, Why::Deadline] {
+        assert_eq!(release_barrier(&lake.tables, Some("e1"), why).await.unwrap(), Released::Published);
+        assert_eq!(release_barrier(&lake.tables, None, why).await.unwrap(), Released::Published);
+    }
+    assert!(before == lake.everything().await);
+    freeze.thaw();
+    assert_eq!(running.await.unwrap().unwrap().verified, 80);
+    assert_eq!(lake.store(Mode::Dual).await.authority(), Authority::V2);
+    // The whole run again is a success that changes nothing.
+    let again = lake.run(SEGMENTS).finalize(&start("e9"), &acknowledged()).await.unwrap();
+    assert_eq!((again.verified, again.barrier_held), (80, None));
+    assert!(before == lake.everything().await);
+}
+
+#[tokio::test]
+async fn the_publish_of_an_earlier_epoch_that_arrives_after_release_and_re_install_is_refused() {
+    let lake = migrated().await;
+    install_barrier(&lake.tables, &start("e1")).await.unwrap();
+    verify_both(&lake.tables, "e1").await;
+    let proxy = lake.proxy().await;
+    proxy.add(
+        Rule::new("publish", Fault::Hold).on("TransactWriteItems").mentioning("prefix-v2-authority").times(1),
+    );
+    let behind = tables_through(&proxy);
+    let ghost = tokio::spawn(async move { publish_marker(&behind, "e1").await });
+    proxy.reached("publish", 1).await;
+    assert!(matches!(
+        release_barrier(&lake.tables, Some("e1"), Why::Abort).await.unwrap(),
+        Released::Released(_)
+    ));
+    // A write that the first verification did not see, and that only v1 has.
+    lake.put(Side::V1, "tbl/unseen", b"v").await;
+    install_barrier(&lake.tables, &start("e2")).await.unwrap();
+    let before = lake.everything().await;
+    proxy.release("publish");
+    assert_eq!(ghost.await.unwrap().unwrap_err().kind(), ErrorKind::Superseded);
+    assert!(before == lake.everything().await, "the publish of e1 landed under e2");
+    assert_eq!(lake.value(Side::V1, MARKER_KEY).await, None);
+    // Nor does it once the ghost's process is gone and only its request is left.
+    verify_both(&lake.tables, "e2").await;
+    let error = publish_marker(&lake.tables, "e2").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::VerificationFailed);
+}
+
+#[tokio::test]
+async fn an_epoch_is_used_once_and_the_same_epoch_again_while_it_holds_is_no_change() {
+    let lake = migrated().await;
+    let Installed::Held(first) = install_barrier(&lake.tables, &start("e1")).await.unwrap() else {
+        panic!("published");
+    };
+    let before = lake.everything().await;
+    let Installed::Held(again) = install_barrier(&lake.tables, &start("e1")).await.unwrap() else {
+        panic!("published");
+    };
+    assert_eq!(first, again);
+    let other = install_barrier(&lake.tables, &start("e2")).await.unwrap_err();
+    assert_eq!(other.kind(), ErrorKind::Superseded);
+    assert!(before == lake.everything().await);
+    assert_eq!(release_barrier(&lake.tables, Some("e2"), Why::Abort).await.unwrap(), Released::NotHeld);
+    release_barrier(&lake.tables, Some("e1"), Why::Abort).await.unwrap();
+    let reused = install_barrier(&lake.tables, &start("e1")).await.unwrap_err();
+    assert_eq!(reused.kind(), ErrorKind::InvalidInput);
+    // Also when another one came in between, once the first had begun to verify.
+    install_barrier(&lake.tables, &start("e3")).await.unwrap();
+    verify_both(&lake.tables, "e3").await;
+    release_barrier(&lake.tables, Some("e3"), Why::Abort).await.unwrap();
+    install_barrier(&lake.tables, &start("e4")).await.unwrap();
+    release_barrier(&lake.tables, Some("e4"), Why::Abort).await.unwrap();
+    let reused = install_barrier(&lake.tables, &start("e3")).await.unwrap_err();
+    assert_eq!(reused.kind(), ErrorKind::InvalidInput);
+}
+
+#[tokio::test]
+async fn a_cutover_needs_paused_writers_or_their_acceptance_and_a_rollout_that_somebody_vouches_for() {
+    let lake = migrated().await;
+    let before = lake.value(Side::V1, "__lake_internal/dynamo-prefix-v2/plan").await;
+    let busy = Start { writes_paused: false, ..start("e1") };
+    let error = install_barrier(&lake.tables, &busy).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    for (epoch, deadline) in [("", 600), ("a b", 600), ("e1", 0), ("e1", 24 * 3600 + 1)] {
+        let odd = Start { deadline: Duration::from_secs(deadline), ..start(epoch) };
+        let error = install_barrier(&lake.tables, &odd).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{epoch:?} {deadline}");
+    }
+    let run = lake.run(SEGMENTS);
+    let error = run.finalize(&start("e1"), &Evidence::Acknowledged(false)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::RolloutNotReady);
+    assert_eq!(lake.value(Side::V1, "__lake_internal/dynamo-prefix-v2/plan").await, before);
+    assert_eq!(lake.value(Side::V1, BARRIER_KEY).await, None);
+    let loaded = Start { writes_paused: false, under_load: true, ..start("e1") };
+    run.finalize(&loaded, &acknowledged()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_barrier_that_somebody_removed_by_hand_stops_the_publish_and_heals_on_release() {
+    let lake = migrated().await;
+    install_barrier(&lake.tables, &start("e1")).await.unwrap();
+    verify_both(&lake.tables, "e1").await;
+    lake.remove(Side::V1, BARRIER_KEY).await;
+    let error = publish_marker(&lake.tables, "e1").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ForeignLeftovers);
+    assert_eq!(lake.value(Side::V1, MARKER_KEY).await, None);
+    let answer = release_barrier(&lake.tables, None, Why::Abort).await.unwrap();
+    assert!(matches!(answer, Released::Released(_)), "{answer:?}");
+    assert_eq!(lake.plan().await.unwrap().state, State::Open);
+    lake.run(SEGMENTS).finalize(&start("e2"), &acknowledged()).await.unwrap();
+    assert_eq!(lake.value(Side::V1, MARKER_KEY).await.as_deref(), Some(MARKER_VALUE));
+    assert_eq!(publish_marker(&lake.tables, "e2").await.unwrap(), Published::Marker { verified: 80 });
+}

@@ -1,0 +1,241 @@
+//! Comparing the tables: exactly the planted defects, none under load, resumable.
+
+use std::time::Duration;
+
+use metashift::layout::cutover::{
+    Evidence, Installed, Published, install_barrier, publish_marker, summary_of,
+};
+use metashift::layout::records::MARKER_KEY;
+use metashift::layout::records::segment::{MismatchKind, State, Walk};
+use metashift::layout::transaction::Side;
+use metashift::layout::verify::{Summary, verify};
+use metashift::layout::walk::SegmentInput;
+use metashift::layout::{Mode, Tables};
+use metashift::step::Status;
+use metashift::{ErrorKind, Result, crash};
+use metashift_sandbox::{Workload, seed};
+
+use super::support::{Lake, on, pages, start};
+
+/// A lake that is backfilled.
+async fn migrated(items: u32, segments: u32) -> Lake {
+    let lake = Lake::with_items(items).await;
+    lake.run(segments).backfill().await.unwrap();
+    lake
+}
+
+/// The four kinds of defects, none of which a correct node can make.
+async fn plant_all(lake: &Lake) -> Vec<(String, MismatchKind)> {
+    lake.remove(Side::V2, &seed::key(3)).await;
+    lake.put(Side::V2, "tbl/ns/extra", b"v").await;
+    lake.put(Side::V2, &seed::key(60), b"wrong").await;
+    let moved = seed::key(99);
+    lake.remove(Side::V2, &moved).await;
+    lake.put_in(Side::V2, "root#zz", &moved, &seed::value(99)).await;
+    let mut planted = vec![
+        (seed::key(3), MismatchKind::Missing),
+        ("tbl/ns/extra".to_owned(), MismatchKind::Extra),
+        (seed::key(60), MismatchKind::WrongValue),
+        (moved, MismatchKind::WrongBucket),
+    ];
+    planted.sort();
+    planted
+}
+
+fn found(summary: &Summary) -> Vec<(String, MismatchKind)> {
+    assert_eq!(summary.mismatched, summary.mismatches.len() as u64);
+    summary.mismatches.iter().map(|one| (one.key.clone(), one.kind)).collect()
+}
+
+/// Verifies every segment of a direction to its end.
+async fn verify_all(tables: &Tables, segments: u32, side: Side, exact: bool) -> Result<()> {
+    for segment in 0..segments {
+        let input = SegmentInput { segment, segments, page_size: 50 };
+        while verify(tables, "e1", side, exact, input.clone(), pages(1)).await?.status != Status::Done {}
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_rehearsal_finds_exactly_the_planted_defects_and_a_repair_leaves_none() {
+    let lake = migrated(300, 3).await;
+    let run = lake.run(3);
+    assert_eq!(found(&run.compare().await.unwrap().0), []);
+    let planted = plant_all(&lake).await;
+    let (summary, _) = run.compare().await.unwrap();
+    assert!(summary.is_complete() && summary.exact);
+    assert_eq!(found(&summary), planted);
+    let error = run.rehearse().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::VerificationFailed);
+    assert!(error.message().starts_with("4 differences"), "{error}");
+    let refused = run.finalize(&start("e1"), &Evidence::Acknowledged(true)).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::VerificationFailed);
+    let (_, summary) = run.repair().await.unwrap();
+    assert_eq!(found(&summary), []);
+    assert_eq!(lake.assert_equal().await, 300);
+}
+
+#[tokio::test]
+async fn a_verification_under_the_barrier_finds_exactly_the_planted_defects() {
+    let lake = migrated(300, 3).await;
+    install_barrier(&lake.tables, &start("e1")).await.unwrap();
+    let planted = plant_all(&lake).await;
+    verify_all(&lake.tables, 3, Side::V1, false).await.unwrap();
+    verify_all(&lake.tables, 3, Side::V2, true).await.unwrap();
+    let plan = lake.plan().await.unwrap();
+    let summary = summary_of(&lake.tables, &plan, "e1").await.unwrap();
+    assert!(summary.is_complete() && summary.exact);
+    assert_eq!(found(&summary), planted);
+    let error = publish_marker(&lake.tables, "e1").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::VerificationFailed);
+    assert_eq!(lake.value(Side::V1, MARKER_KEY).await, None);
+}
+
+#[tokio::test]
+async fn each_defect_alone_stops_the_marker_and_is_named() {
+    for (number, kind) in
+        [MismatchKind::Missing, MismatchKind::Extra, MismatchKind::WrongValue, MismatchKind::WrongBucket]
+            .into_iter()
+            .enumerate()
+    {
+        let lake = std::sync::Arc::new(migrated(120, 2).await);
+        let planter = std::sync::Arc::clone(&lake);
+        // After the rehearsal, so that only the final verification can see it.
+        let hook = on("barrier-installed", move || {
+            let lake = std::sync::Arc::clone(&planter);
+            async move {
+                let key = seed::key(7);
+                match kind {
+                    MismatchKind::Missing => lake.remove(Side::V2, &key).await,
+                    MismatchKind::Extra => lake.put(Side::V2, "tbl/extra", b"v").await,
+                    MismatchKind::WrongValue => lake.put(Side::V2, &key, b"wrong").await,
+                    _ => {
+                        lake.remove(Side::V2, &key).await;
+                        lake.put_in(Side::V2, "tbl#00", &key, &seed::value(7)).await;
+                    }
+                }
+            }
+        });
+        let run = lake.run(2);
+        let begin = start(&format!("e{number}"));
+        let finalized = crash::with_hook(hook, run.finalize(&begin, &Evidence::Acknowledged(true))).await;
+        let error = finalized.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::VerificationFailed, "{kind:?}");
+        let named = if kind == MismatchKind::Extra { "tbl/extra".to_owned() } else { seed::key(7) };
+        assert!(error.message().starts_with("1 differences") && error.message().contains(&named), "{error}");
+        assert_eq!(lake.value(Side::V1, MARKER_KEY).await, None);
+        let store = lake.store(Mode::Dual).await;
+        store.cas("tbl/after", None, Some(b"v")).await.expect("writers go on after the release");
+    }
+}
+
+#[tokio::test]
+async fn a_missing_and_an_extra_key_do_not_cancel_out() {
+    let lake = migrated(50, 2).await;
+    install_barrier(&lake.tables, &start("e1")).await.unwrap();
+    lake.remove(Side::V2, &seed::key(3)).await;
+    lake.put(Side::V2, "tbl/extra", b"v").await;
+    for side in [Side::V1, Side::V2] {
+        verify_all(&lake.tables, 2, side, false).await.unwrap();
+    }
+    let error = publish_marker(&lake.tables, "e1").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::VerificationFailed);
+}
+
+#[tokio::test]
+async fn unequal_totals_ask_for_an_exact_pass_that_names_every_extra_key() {
+    let lake = migrated(50, 2).await;
+    install_barrier(&lake.tables, &start("e1")).await.unwrap();
+    for n in 0..30 {
+        lake.put(Side::V2, &format!("tbl/extra/{n:02}"), b"v").await;
+    }
+    for side in [Side::V1, Side::V2] {
+        verify_all(&lake.tables, 2, side, false).await.unwrap();
+    }
+    assert_eq!(publish_marker(&lake.tables, "e1").await.unwrap(), Published::VerifyExactly);
+    verify_all(&lake.tables, 2, Side::V2, true).await.unwrap();
+    let summary = summary_of(&lake.tables, &lake.plan().await.unwrap(), "e1").await.unwrap();
+    assert_eq!(summary.mismatched, 30);
+    assert!(summary.mismatches.iter().all(|one| one.kind == MismatchKind::Extra));
+    let error = publish_marker(&lake.tables, "e1").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::VerificationFailed);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rehearsal_under_two_hundred_writes_a_second_on_a_hundred_keys_finds_nothing_false() {
+    let lake = migrated(100, 2).await;
+    lake.put(Side::V1, "zz/planted", b"v1").await;
+    let mut stores = Vec::new();
+    for _ in 0..4 {
+        stores.push(lake.store(Mode::Dual).await);
+    }
+    let workload = Workload::start(stores, lake.store(Mode::Dual).await, 100, Duration::from_millis(15), 11);
+    let run = lake.run(2);
+    let mut passes = 0;
+    while workload.counts().applied < 600 {
+        let (summary, _) = run.compare().await.unwrap();
+        assert_eq!(found(&summary), [("zz/planted".to_owned(), MismatchKind::Missing)]);
+        passes += 1;
+    }
+    assert!(passes >= 3, "{passes} passes");
+    let counts = workload.finish(&lake.store(Mode::Dual).await).await.unwrap();
+    assert_eq!(counts.violations, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_verification_that_is_stopped_anywhere_goes_on_by_its_cursor_and_counts_no_item_twice() {
+    let lake = migrated(230, 2).await;
+    assert!(matches!(install_barrier(&lake.tables, &start("e1")).await.unwrap(), Installed::Held(_)));
+    for side in [Side::V1, Side::V2] {
+        for segment in 0..2 {
+            let input = SegmentInput { segment, segments: 2, page_size: 20 };
+            let walk = Walk::Verify { epoch: "e1".to_owned(), side };
+            let mut seen = 0;
+            loop {
+                // A worker that dies after its second page, and one that takes over.
+                let (tables, input) = (lake.tables.metered(), input.clone());
+                let freeze = super::support::Freeze::at_nth("verify-page", 2);
+                let hook = std::sync::Arc::clone(&freeze.hook);
+                let dying = tokio::spawn(crash::with_hook(hook, async move {
+                    verify(&tables, "e1", side, false, input, pages(100)).await
+                }));
+                let abort = dying.abort_handle();
+                tokio::select! {
+                    () = freeze.reached() => abort.abort(),
+                    ended = dying => assert_eq!(ended.unwrap().unwrap().status, Status::Done),
+                }
+                let record = lake.segment(&walk, segment).await.unwrap();
+                assert!(record.scanned >= seen);
+                seen = record.scanned;
+                if record.state == State::Done {
+                    break;
+                }
+            }
+        }
+    }
+    let plan = lake.plan().await.unwrap();
+    let summary = summary_of(&lake.tables, &plan, "e1").await.unwrap();
+    assert_eq!((summary.v1_items, summary.v2_items, summary.mismatched), (230, 230, 0));
+    assert_eq!(publish_marker(&lake.tables, "e1").await.unwrap(), Published::Marker { verified: 230 });
+}
+
+#[tokio::test]
+async fn a_second_verifier_of_a_segment_is_superseded_and_the_count_stays_right() {
+    let lake = migrated(90, 1).await;
+    install_barrier(&lake.tables, &start("e1")).await.unwrap();
+    let freeze = super::support::Freeze::at("verify-page");
+    let input = SegmentInput { segment: 0, segments: 1, page_size: 20 };
+    let (tables, hook, slow) = (lake.tables.metered(), std::sync::Arc::clone(&freeze.hook), input.clone());
+    let frozen = tokio::spawn(crash::with_hook(hook, async move {
+        verify(&tables, "e1", Side::V1, false, slow, pages(100)).await
+    }));
+    freeze.reached().await;
+    verify_all(&lake.tables, 1, Side::V1, false).await.unwrap();
+    freeze.thaw();
+    assert_eq!(frozen.await.unwrap().unwrap_err().kind(), ErrorKind::Superseded);
+    let walk = Walk::Verify { epoch: "e1".to_owned(), side: Side::V1 };
+    assert_eq!(lake.segment(&walk, 0).await.unwrap().scanned, 90);
+    // The publish waits for the other direction.
+    let early = publish_marker(&lake.tables, "e1").await.unwrap_err();
+    assert_eq!(early.kind(), ErrorKind::PlanMismatch);
+}
