@@ -191,10 +191,6 @@ impl CommitAuthority for Raced {
         self.inner.checkpoint(name, lifetime).await
     }
 
-    async fn checkpoints(&self) -> metashift::Result<Vec<String>> {
-        self.inner.checkpoints().await
-    }
-
     async fn close(&self, ending: Ending) -> metashift::Result<()> {
         self.inner.close(ending).await
     }
