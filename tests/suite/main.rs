@@ -10,6 +10,11 @@
     clippy::indexing_slicing,
     reason = "a test fails by panicking"
 )]
+#![allow(
+    clippy::type_complexity,
+    clippy::items_after_statements,
+    reason = "tables of cases stand where they are used"
+)]
 
 mod catalog;
 mod layout;
