@@ -22,7 +22,8 @@ pub(crate) async fn serial_copy(tables: &Tables, from: u32, to: u32) -> Result<(
         let key = seed::key(n);
         let Some(item) = tables.get(Side::V1, &key).await? else { continue };
         let actions = copy(tables.layout(), &key, item.value().unwrap_or_default());
-        let sent = tables.transact(&Transaction { actions: actions.into() }, &tables.environment().id()).await?;
+        let sent =
+            tables.transact(&Transaction { actions: actions.into() }, &tables.environment().id()).await?;
         sent.map_err(|reasons| Error::new(ErrorKind::Internal, format!("{key}: {reasons:?}")))?;
     }
     Ok(())
@@ -62,7 +63,8 @@ pub(crate) async fn unguarded_copy(client: &Client, from: &str, table: &str, seg
                     .map_err(|error| failed("scanning", error))?;
                 let items = page.items.unwrap_or_default();
                 copied += items.len() as u64;
-                let batches: Vec<_> = items.chunks(BATCH).map(|chunk| batch(layout, chunk)).collect::<Result<_>>()?;
+                let batches: Vec<_> =
+                    items.chunks(BATCH).map(|chunk| batch(layout, chunk)).collect::<Result<_>>()?;
                 let per_segment = (IN_FLIGHT / usize::try_from(segments).unwrap_or(1)).max(1);
                 stream::iter(batches)
                     .map(|batch| write(client, table, batch))
@@ -88,7 +90,10 @@ fn batch(layout: &Layout, items: &[HashMap<String, AttributeValue>]) -> Result<V
             let key = item.get("pk").and_then(|key| key.as_s().ok()).cloned().unwrap_or_default();
             let mut copied = item.clone();
             copied.insert("bucket".to_owned(), AttributeValue::S(layout.bucket(&key)));
-            let put = PutRequest::builder().set_item(Some(copied)).build().map_err(|error| failed("building", error))?;
+            let put = PutRequest::builder()
+                .set_item(Some(copied))
+                .build()
+                .map_err(|error| failed("building", error))?;
             Ok(WriteRequest::builder().put_request(put).build())
         })
         .collect()

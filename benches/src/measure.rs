@@ -85,28 +85,47 @@ impl Bench {
 
         // Each baseline works on a companion of its own.
         let serial = self.other("serial").await?;
-        let serial_rate = f64::from(SERIAL_ITEMS) / time(&serial, baseline::serial_copy(&serial, 0, SERIAL_ITEMS)).await?;
+        let serial_rate =
+            f64::from(SERIAL_ITEMS) / time(&serial, baseline::serial_copy(&serial, 0, SERIAL_ITEMS)).await?;
         let before = serial.usage().consumed.read_units;
-        let serial_verify = f64::from(SERIAL_ITEMS) / time(&serial, baseline::serial_verify(&serial, 0, SERIAL_ITEMS)).await?;
+        let serial_verify = f64::from(SERIAL_ITEMS)
+            / time(&serial, baseline::serial_verify(&serial, 0, SERIAL_ITEMS)).await?;
         let serial_units = (serial.usage().consumed.read_units - before) / f64::from(SERIAL_ITEMS);
 
         let limit = self.other(UNGUARDED).await?;
         let table = format!("{UNGUARDED}_prefix_v2");
         let width = i32::try_from(segments).unwrap_or(8);
-        let limit_rate = count / time(&limit, baseline::unguarded_copy(&self.client, TABLE, &table, width)).await?;
+        let limit_rate =
+            count / time(&limit, baseline::unguarded_copy(&self.client, TABLE, &table, width)).await?;
 
         let run = run_over(&self.tables, segments);
         let begun = self.tables.environment().now();
         let backfill = run.backfill().await?;
         let ours = count / seconds_since(&self.tables, begun);
         rows.push(Row::new(format!("backfill, items a second, {place}"), ours, "reported"));
-        rows.push(Row::new(format!("backfill / serial, {place}"), ours / serial_rate, if self.delayed { ">= 15" } else { ">= 5" }));
-        rows.push(Row::new(format!("backfill / limit, {place}"), ours / limit_rate, if self.delayed { ">= 0.4" } else { "reported" }));
+        rows.push(Row::new(
+            format!("backfill / serial, {place}"),
+            ours / serial_rate,
+            if self.delayed { ">= 15" } else { ">= 5" },
+        ));
+        rows.push(Row::new(
+            format!("backfill / limit, {place}"),
+            ours / limit_rate,
+            if self.delayed { ">= 0.4" } else { "reported" },
+        ));
         if !self.delayed {
-            rows.push(Row::new("backfill, write units an item", backfill.consumed.write_units / count, "<= 4.1"));
+            rows.push(Row::new(
+                "backfill, write units an item",
+                backfill.consumed.write_units / count,
+                "<= 4.1",
+            ));
             let again = Run { wish: PlanWish { new_generation: true, ..run.wish }, ..run.clone() };
             let second = again.backfill().await?;
-            rows.push(Row::new("backfill again, write units an item", second.consumed.write_units / count, "<= 0.1"));
+            rows.push(Row::new(
+                "backfill again, write units an item",
+                second.consumed.write_units / count,
+                "<= 0.1",
+            ));
         }
 
         let scans = count / time(&self.tables, baseline::two_scans(&self.tables, 1)).await?;
@@ -114,10 +133,22 @@ impl Bench {
         let held = finished.barrier_held.unwrap_or_default().as_secs_f64();
         let verify = count / held;
         rows.push(Row::new(format!("verification, items a second, {place}"), verify, "reported"));
-        rows.push(Row::new(format!("verification / serial, {place}"), verify / serial_verify, if self.delayed { "reported" } else { ">= 5" }));
-        rows.push(Row::new(format!("verification / two strong scans, {place}"), verify / scans, if self.delayed { ">= 0.5" } else { "reported" }));
+        rows.push(Row::new(
+            format!("verification / serial, {place}"),
+            verify / serial_verify,
+            if self.delayed { "reported" } else { ">= 5" },
+        ));
+        rows.push(Row::new(
+            format!("verification / two strong scans, {place}"),
+            verify / scans,
+            if self.delayed { ">= 0.5" } else { "reported" },
+        ));
         if !self.delayed {
-            rows.push(Row::new("verification, read units an item", finished.consumed.read_units / count, "<= 1.2"));
+            rows.push(Row::new(
+                "verification, read units an item",
+                finished.consumed.read_units / count,
+                "<= 1.2",
+            ));
             rows.push(Row::new("serial verification, read units an item", serial_units, "reported"));
             rows.extend(self.writes().await?);
         }
@@ -136,7 +167,8 @@ impl Bench {
         let other = self.other("writes").await?;
         seed::create_tables(&self.client, "writes-v1", false).await?;
         let dual = MetaStore::open(other.metered(), Mode::Dual).await?;
-        let own = Tables::new(self.client.clone(), "writes-v1", None, Layout::default(), Environment::system());
+        let own =
+            Tables::new(self.client.clone(), "writes-v1", None, Layout::default(), Environment::system());
         let single = MetaStore::open(own, Mode::V1Only).await?;
         let mut seconds = [0.0, 0.0];
         let mut requests = [0, 0];
@@ -151,7 +183,11 @@ impl Bench {
             }
         }
         Ok(vec![
-            Row::new("dual write, requests", f64::from(u32::try_from(requests[1]).unwrap_or(u32::MAX)) / 500.0, "1"),
+            Row::new(
+                "dual write, requests",
+                f64::from(u32::try_from(requests[1]).unwrap_or(u32::MAX)) / 500.0,
+                "1",
+            ),
             Row::new("dual write / v1-only write, latency", seconds[1] / seconds[0], "reported"),
         ])
     }
@@ -162,7 +198,8 @@ pub(crate) async fn refresh(items: u32) -> Result<Vec<Row>> {
     let server = Server::start(0).await?;
     let client = server.client();
     seed::create_tables(&client, TABLE, true).await?;
-    let others = (0..items).filter(|n| !seed::key(*n).starts_with("tbl/")).map(|n| (seed::key(n), seed::value(n)));
+    let others =
+        (0..items).filter(|n| !seed::key(*n).starts_with("tbl/")).map(|n| (seed::key(n), seed::value(n)));
     seed::put_all(&client, TABLE, others).await?;
     seed::put_all(&client, TABLE, (0..500).map(|n| (format!("tbl/ns/{n:04}"), seed::value(n)))).await?;
     let tables = Tables::new(client, TABLE, None, Layout::default(), Environment::system());
@@ -183,8 +220,16 @@ pub(crate) async fn refresh(items: u32) -> Result<Vec<Row>> {
     }
     // 8 shards at once, each less than a page: one round trip.
     Ok(vec![
-        Row::new(format!("refresh of 500 keys among {items}, v1 / v2 read units"), units[0] / units[1], ">= 1000"),
-        Row::new("refresh, requests of v2, all at once", f64::from(u32::try_from(requests).unwrap_or(u32::MAX)), "<= 8"),
+        Row::new(
+            format!("refresh of 500 keys among {items}, v1 / v2 read units"),
+            units[0] / units[1],
+            ">= 1000",
+        ),
+        Row::new(
+            "refresh, requests of v2, all at once",
+            f64::from(u32::try_from(requests).unwrap_or(u32::MAX)),
+            "<= 8",
+        ),
     ])
 }
 
