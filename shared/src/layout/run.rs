@@ -115,7 +115,7 @@ impl Run {
         if let Some(cutover) = cutover::release_expired(&self.tables).await? {
             self.note(format!("released the barrier of the expired cutover {}", cutover.epoch));
         }
-        let report = preflight(&self.tables, self.accepted).await?;
+        let report = preflight(&self.tables, self.accepted, None).await?;
         let blocked = report.blockers.into_iter().find(|blocker| {
             // A backfill run is what mends these two.
             !matches!(blocker.kind(), ErrorKind::BlockedByRejects | ErrorKind::BlockedByDivergence)
