@@ -16,8 +16,8 @@ use std::fmt;
 use metashift::layout::Layout;
 use metashift::layout::outcome::{Cancelled, Refusal, classify, refusal};
 use metashift::layout::records::plan::{KEY as PLAN_KEY, State as PlanState};
-use metashift::layout::records::segment::{State as SegmentState, Walk};
-use metashift::layout::records::{BARRIER_KEY, MARKER_KEY, reject};
+use metashift::layout::records::segment::{Segment, State as SegmentState, Walk};
+use metashift::layout::records::{BARRIER_KEY, MARKER_KEY, encode, reject};
 use metashift::layout::transaction::Side;
 use stateright::{Model, Property};
 
@@ -229,6 +229,7 @@ pub struct Protocol {
     marker: Item,
     v1: Vec<Item>,
     v2: Vec<Item>,
+    closed: Value,
     writes: writers::Writes,
 }
 
@@ -242,6 +243,7 @@ impl Protocol {
         let v1 = keys.iter().map(|key| Item::v1(key)).collect();
         let v2 = keys.iter().map(|key| Item::of(Side::V2, Some(&layout.bucket(key)), key)).collect();
         let writes = writers::Writes::new(&scope, &layout, &keys, &values);
+        let closed = Segment { state: SegmentState::Closed, ..Segment::default() };
         Self {
             scope,
             layout,
@@ -252,6 +254,7 @@ impl Protocol {
             marker: Item::v1(MARKER_KEY),
             v1,
             v2,
+            closed: Value::of(&encode(&closed).unwrap()),
             writes,
         }
     }
@@ -298,6 +301,10 @@ impl Protocol {
         state.pages.retain(|page| live_page(page.record, page.from));
         state.groups.retain(|group| live_page(group.record, group.from));
         let plan = tables.get(self.plan);
+        if !self.has(Flaw::EpochReused) {
+            self.sweep(state);
+        }
+        let tables = &state.tables;
         state.decided.retain(|intent| {
             intent.actions.iter().all(|step| {
                 let current = tables.get(step.item);
@@ -319,6 +326,33 @@ impl Protocol {
         });
     }
 
+    /// Takes away what nobody reads again, so that states that differ only in it are one: verify records of a cutover
+    /// that has ended, what a closed record held, rejects of an old generation.
+    fn sweep(&self, state: &mut State) {
+        let Some(stored) = state.tables.get(self.plan) else { return };
+        let plan = stored.plan();
+        let verifying = (plan.state == PlanState::Finalizing)
+            .then(|| plan.cutover.as_ref().map(|cutover| format!("/verify/{}/", cutover.epoch)))
+            .flatten();
+        let generation = format!("/reject/{}/", plan.generation);
+        if plan.state != PlanState::Finalizing {
+            state.history.verified = 0;
+        }
+        let over = |key: &str| {
+            (key.contains("/verify/") && !verifying.as_ref().is_some_and(|part| key.contains(part)))
+                || (key.contains("/reject/") && !key.contains(&generation))
+        };
+        let items: Vec<_> = state.tables.iter().collect();
+        for (item, value) in items {
+            if over(item.key()) {
+                state.tables.set(item, None);
+            } else if is_segment(item.key()) && value.segment().state == SegmentState::Closed {
+                state.tables.set(item, Some(self.closed));
+            }
+        }
+        state.decided.retain(|intent| !intent.actions.iter().any(|step| over(step.item.key())));
+    }
+
     /// Follows one committed transaction.
     fn record(&self, before: &Tables, state: &mut State, intent: Intent) {
         let (tables, history) = (&state.tables, &mut state.history);
@@ -335,7 +369,7 @@ impl Protocol {
             }
             if published && !matches!(intent.who, Who::Mirror | Who::V2Only) {
                 broken = Some(Broken::Regressed);
-            } else if intent.who == Who::Backfill && (was.is_some() || is != v1) {
+            } else if matches!(intent.who, Who::Backfill | Who::Recheck) && (was.is_some() || is != v1) {
                 broken = Some(Broken::Backfill);
             }
         }
@@ -483,7 +517,7 @@ fn is_segment(key: &str) -> bool {
 }
 
 /// Grows with every write of a segment's record.
-fn rank(record: Value) -> (bool, bool, bool, usize, u64, u64, u64) {
+fn rank(record: Value) -> (bool, bool, bool, usize, u64, u64) {
     let segment = record.segment();
     let cursor = segment.cursor.as_ref().map_or(0, |cursor| {
         usize::from(cursor.pk.as_bytes().last().copied().unwrap_or_default()) + 1
@@ -494,7 +528,6 @@ fn rank(record: Value) -> (bool, bool, bool, usize, u64, u64, u64) {
         segment.state != SegmentState::Open,
         cursor,
         segment.scanned + segment.mismatched,
-        segment.rechecked,
         u64::MAX - segment.rejected - segment.diverged,
     )
 }

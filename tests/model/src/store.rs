@@ -57,7 +57,6 @@ pub struct Item(&'static Place);
 struct Place {
     id: u32,
     side: Side,
-    bucket: Option<String>,
     key: String,
 }
 
@@ -119,6 +118,8 @@ pub enum Who {
     Planner,
     /// A backfill worker.
     Backfill,
+    /// A backfill worker that looks again at what could not move.
+    Recheck,
     /// A repair worker.
     Repair,
     /// A verifier.
@@ -215,8 +216,8 @@ impl Item {
         }
         let mut pool = POOL.write().unwrap();
         let id = number(pool.items.len());
-        *pool.items.entry(place).or_insert_with_key(|(side, bucket, key)| {
-            Self(Box::leak(Box::new(Place { id, side: *side, bucket: bucket.clone(), key: key.clone() })))
+        *pool.items.entry(place).or_insert_with_key(|(side, _, key)| {
+            Self(Box::leak(Box::new(Place { id, side: *side, key: key.clone() })))
         })
     }
 

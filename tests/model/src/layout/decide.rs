@@ -141,6 +141,9 @@ pub(super) fn opening(protocol: &Protocol) -> Vec<Transaction> {
 /// Adds to a state whatever anybody can decide from it.
 pub(super) fn everything(protocol: &Protocol, state: &mut State) {
     let mut decided = Vec::new();
+    if keeps_nothing_exact(protocol) {
+        state.decided.retain(|intent| !is_exact(*intent));
+    }
     planners(protocol, state, &mut decided);
     let walks: Vec<_> = state.tables.iter().filter(|(item, _)| item.key().contains("/backfill/")).collect();
     for (item, value) in walks {
@@ -153,6 +156,30 @@ pub(super) fn everything(protocol: &Protocol, state: &mut State) {
     state.decided.dedup();
     state.pages.sort_unstable();
     state.groups.sort_unstable();
+}
+
+/// A transaction that checks all that its decision was taken from need not be remembered: it can commit exactly when
+/// it can be decided. Not so where a flaw takes such a check away.
+fn keeps_nothing_exact(protocol: &Protocol) -> bool {
+    !protocol.scope.flaw.is_some_and(|flaw| {
+        matches!(
+            flaw,
+            Flaw::CursorBeforeData
+                | Flaw::CursorAfterData
+                | Flaw::NoV1Check
+                | Flaw::CopyOverwrites
+                | Flaw::RepairUnfenced
+        )
+    })
+}
+
+/// Backfill's are remembered as pages and groups; a repair's have both copies and the record.
+fn is_exact(intent: Intent) -> bool {
+    intent.who == Who::Backfill || (intent.who == Who::Repair && intent.actions.len() == 3)
+}
+
+fn all_copies(group: &Group) -> bool {
+    group.verdicts.iter().all(|(_, judgement)| matches!(judgement.1, Verdict::Copy(_)))
 }
 
 fn planners(protocol: &Protocol, state: &State, decided: &mut Vec<Intent>) {
@@ -474,6 +501,9 @@ fn backfill(protocol: &Protocol, state: &mut State, item: Item, value: Value, de
         };
         for verdicts in [judge(false), judge(true)] {
             let group = Group { record: item, from: page.from, verdicts };
+            if keeps_nothing_exact(protocol) && page.from != cursor && all_copies(&group) {
+                continue;
+            }
             if !state.groups.contains(&group) {
                 state.groups.push(group);
             }
@@ -482,6 +512,9 @@ fn backfill(protocol: &Protocol, state: &mut State, item: Item, value: Value, de
     for group in state.groups.iter().filter(|group| group.record == item && group.from == cursor) {
         let question = Question::Group(item, value, group.verdicts.clone(), protocol.scope.flaw);
         decided.extend(answer(question, || commit_group(protocol, item, value, generation, &group.verdicts)));
+    }
+    if keeps_nothing_exact(protocol) {
+        state.groups.retain(|group| group.record != item || !all_copies(group));
     }
     let ended =
         |page: &Page| page.record == item && page.from == cursor && page.end && page.items.is_empty();
@@ -496,8 +529,14 @@ fn backfill(protocol: &Protocol, state: &mut State, item: Item, value: Value, de
     }
 }
 
+/// The record without the totals that nothing is decided from.
+fn put(segment: &Segment) -> Write {
+    let masked = Segment { copied: 0, already_live: 0, bytes: 0, ..segment.clone() };
+    Write::Put(encode(&masked).unwrap())
+}
+
 fn moved_on(who: Who, label: String, item: Item, read: Value, next: &Segment) -> Vec<Intent> {
-    let write = Write::Put(encode(next).unwrap());
+    let write = put(next);
     one(who, label, vec![Action::record(item.key(), Some(read.bytes()), write)])
 }
 
@@ -540,7 +579,7 @@ fn commit_group(
     let last = protocol.keys[verdicts.last().unwrap().0];
     next.cursor = Some(Position { bucket: None, pk: last.to_owned() });
     let what = format!("backfill of {item:?} {}", what.join(", "));
-    let cursor = Action::record(item.key(), Some(value.bytes()), Write::Put(encode(&next).unwrap()));
+    let cursor = Action::record(item.key(), Some(value.bytes()), put(&next));
     match protocol.scope.flaw {
         Some(Flaw::CursorBeforeData | Flaw::CursorAfterData) if !actions.is_empty() => {
             let mut intents = one(Who::Backfill, format!("{what}, without its cursor"), actions);
@@ -570,7 +609,7 @@ fn recheck(
         if segment.state == SegmentState::Done && segment.rechecked > 0 {
             decided.extend(answer(Question::Record("rechecked", item, value, 0), || {
                 let next = Segment { rechecked: 0, ..segment.clone() };
-                moved_on(Who::Backfill, format!("the recheck of {item:?} ends"), item, value, &next)
+                moved_on(Who::Recheck, format!("the recheck of {item:?} ends"), item, value, &next)
             }));
         }
         return false;
@@ -614,14 +653,14 @@ fn recheck(
                 Verdict::Reject(_) => next.rejected += 1,
                 _ => {}
             }
-            let write = Write::Put(encode(&next).unwrap());
+            let write = put(&next);
             actions.push(Action::record(item.key(), Some(value.bytes()), write));
-            one(Who::Backfill, format!("the recheck of {item:?} judges {} anew", old.key), actions)
+            one(Who::Recheck, format!("the recheck of {item:?} judges {} anew", old.key), actions)
         }));
     }
     decided.extend(answer(Question::Record("recheck", item, value, 0), || {
         let next = Segment { rechecked: segment.rejects_recorded, ..segment.clone() };
-        moved_on(Who::Backfill, format!("the recheck of {item:?} goes on"), item, value, &next)
+        moved_on(Who::Recheck, format!("the recheck of {item:?} goes on"), item, value, &next)
     }));
     true
 }
@@ -665,7 +704,7 @@ fn repairs(protocol: &Protocol, state: &State, decided: &mut Vec<Intent>) {
                 next.copied += 1;
                 let (wanted, stale) = (v1.map(Value::bytes), v2.map(Value::bytes));
                 let mut actions = follow(&protocol.layout, name, wanted, stale).to_vec();
-                let write = Write::Put(encode(&next).unwrap());
+                let write = put(&next);
                 if !protocol.has(Flaw::RepairUnfenced) {
                     actions.push(Action::record(item.key(), Some(value.bytes()), write));
                 }
