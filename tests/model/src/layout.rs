@@ -408,7 +408,9 @@ impl Protocol {
                 history.verified = 0;
             }
             if entered && state == PlanState::Repairing {
-                history.repairs += 1;
+                // A start that was decided before this repair ran and ended may arrive again.
+                let run = is.unwrap().plan().repair_run.as_deref().unwrap_or_default();
+                history.repairs = history.repairs.max(run.trim_start_matches('r').parse::<u8>().unwrap() + 1);
             }
         }
         if intent.who == Who::Hand {

@@ -12,5 +12,6 @@
     reason = "a test crate: whatever does not hold stops the check"
 )]
 
+pub mod explore;
 pub mod layout;
 pub mod store;
