@@ -54,9 +54,8 @@ where
 {
     let properties = checker.model().properties();
     let found = checker.discoveries();
-    let always = |name: &str| {
-        properties.iter().any(|one| one.name == name && one.expectation == Expectation::Always)
-    };
+    let always =
+        |name: &str| properties.iter().any(|one| one.name == name && one.expectation == Expectation::Always);
     Explored {
         states: checker.unique_state_count(),
         depth: checker.max_depth(),

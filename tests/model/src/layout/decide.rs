@@ -330,9 +330,8 @@ fn installers(protocol: &Protocol, state: &State, stored: Value, decided: &mut V
         .collect();
     let ready = segments.len() == plan.segments as usize
         && segments.iter().all(|segment| segment.state == SegmentState::Done);
-    let unblocked = metashift::layout::cutover::check_unblocked(
-        &segments.into_iter().cloned().collect::<Vec<_>>(),
-    );
+    let unblocked =
+        metashift::layout::cutover::check_unblocked(&segments.into_iter().cloned().collect::<Vec<_>>());
     if !ready || unblocked.is_err() {
         return;
     }
@@ -357,7 +356,13 @@ fn installers(protocol: &Protocol, state: &State, stored: Value, decided: &mut V
             read.released = None;
         }
         let next = begin_cutover(&read, cutover).unwrap();
-        moved(&format!("cutover {epoch} takes the barrier"), Some(stored.bytes()), &next, Beside::TakeBarrier, false)
+        moved(
+            &format!("cutover {epoch} takes the barrier"),
+            Some(stored.bytes()),
+            &next,
+            Beside::TakeBarrier,
+            false,
+        )
     }));
 }
 
@@ -516,8 +521,7 @@ fn backfill(protocol: &Protocol, state: &mut State, item: Item, value: Value, de
     if keeps_nothing_exact(protocol) {
         state.groups.retain(|group| group.record != item || !all_copies(group));
     }
-    let ended =
-        |page: &Page| page.record == item && page.from == cursor && page.end && page.items.is_empty();
+    let ended = |page: &Page| page.record == item && page.from == cursor && page.end && page.items.is_empty();
     if state.pages.iter().any(ended) && !recheck(protocol, state, item, value, generation, decided) {
         decided.extend(answer(Question::Record("done", item, value, 0), || {
             let mut done = segment.clone();
