@@ -112,7 +112,7 @@ impl Run {
     /// Preflight, then the plan in a state that backfill may run in.
     async fn open(&self) -> Result<Plan> {
         check_page_size(self.page_size)?;
-        let report = preflight(&self.tables, self.accepted).await?;
+        let report = preflight(&self.tables, self.accepted, None).await?;
         let blocked = report.blockers.into_iter().find(|blocker| {
             // A backfill run is what mends these two.
             !matches!(blocker.kind(), ErrorKind::BlockedByRejects | ErrorKind::BlockedByDivergence)

@@ -49,10 +49,6 @@ impl CommitAuthority for Measured {
         self.inner.checkpoint(name, lifetime).await
     }
 
-    async fn checkpoints(&self) -> Result<Vec<String>> {
-        self.inner.checkpoints().await
-    }
-
     async fn close(&self, ending: Ending) -> Result<()> {
         self.inner.close(ending).await
     }
