@@ -5,6 +5,8 @@ mod controls;
 mod cutovers;
 mod faults_on_reads;
 mod faults_on_writes;
+mod histories;
+mod kills;
 mod migration;
 mod refusals;
 mod rejects;

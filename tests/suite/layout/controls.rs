@@ -192,7 +192,7 @@ async fn page_sizes_and_segments_that_cannot_be_are_refused_before_anything_is_r
     }
     for segments in [0, 257] {
         assert_eq!(lake.run(segments).backfill().await.unwrap_err().kind(), ErrorKind::InvalidInput);
-        assert_eq!(lake.run(1).survey(segments).await.unwrap_err().kind(), ErrorKind::InvalidInput);
+        assert_eq!(lake.run(1).survey("s", segments).await.unwrap_err().kind(), ErrorKind::InvalidInput);
     }
     assert!(before == lake.everything().await);
 }

@@ -212,7 +212,7 @@ async fn tables_that_are_missing_or_keyed_otherwise_are_named() {
 #[tokio::test]
 async fn a_server_that_lacks_the_calls_for_backups_is_no_obstacle() {
     let lake = Lake::with_items(5).await;
-    let report = preflight(&lake.tables, Accepted::default()).await.unwrap();
+    let report = preflight(&lake.tables, Accepted::default(), None).await.unwrap();
     assert!(report.check().is_ok());
     assert_eq!(report.v1.point_in_time_recovery, None);
     assert!(report.warnings.iter().any(|warning| warning.contains("point-in-time recovery")));
@@ -227,7 +227,7 @@ async fn an_endpoint_that_nobody_listens_on_is_unavailable() {
         .patient(Duration::from_millis(200));
     let error = MetaStore::open(tables.clone(), Mode::Dual).await.unwrap_err();
     assert_one_line(&error, ErrorKind::Unavailable);
-    let error = preflight(&tables, Accepted::default()).await.unwrap_err();
+    let error = preflight(&tables, Accepted::default(), None).await.unwrap_err();
     assert_one_line(&error, ErrorKind::Unavailable);
 }
 
@@ -242,7 +242,7 @@ async fn missing_credentials_are_access_denied_at_once() {
     let started = tokio::time::Instant::now();
     let error = MetaStore::open(tables.clone(), Mode::Dual).await.unwrap_err();
     assert_one_line(&error, ErrorKind::AccessDenied);
-    let error = preflight(&tables, Accepted::default()).await.unwrap_err();
+    let error = preflight(&tables, Accepted::default(), None).await.unwrap_err();
     assert_one_line(&error, ErrorKind::AccessDenied);
     assert!(started.elapsed() < Duration::from_secs(5));
 }

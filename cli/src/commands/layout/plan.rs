@@ -38,14 +38,13 @@ pub(crate) struct PlanArgs {
 pub(crate) async fn run(args: PlanArgs, output: &Output) -> Result<()> {
     let tables = args.tables.tables().await?;
     let accepted: Accepted = args.accept.into();
-    let rate = match args.tables.is_aws() {
-        false => None,
-        true => {
-            let client = aws_sdk_cloudwatch::Client::new(&sdk_config(args.tables.region()).await);
-            let now = tables.environment().now();
-            // Worth knowing, but no reason to fail: the report says that it is not known.
-            cloudwatch::writes_per_second(&client, &args.tables.table, now).await.ok().flatten()
-        }
+    let rate = if args.tables.is_aws() {
+        let client = aws_sdk_cloudwatch::Client::new(&sdk_config(args.tables.region()).await);
+        let now = tables.environment().now();
+        // Worth knowing, but no reason to fail: the report says that it is not known.
+        cloudwatch::writes_per_second(&client, &args.tables.table, now).await.ok().flatten()
+    } else {
+        None
     };
     let report = preflight(&tables, accepted, rate).await?;
     let mut estimate = report.estimate;
