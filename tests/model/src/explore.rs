@@ -19,14 +19,17 @@ pub struct Explored {
     pub unreached: Vec<&'static str>,
 }
 
-/// Explores a model whole, breadth first; with `first` until something is violated.
-pub fn whole<M>(model: M, first: bool, tell: fn(&Path<M::State, M::Action>) -> Vec<String>) -> Explored
+/// Explores a model whole, breadth first, or until one of the invariants in `until` is violated.
+pub fn whole<M>(model: M, until: &[&'static str], tell: fn(&Path<M::State, M::Action>) -> Vec<String>) -> Explored
 where
     M: Model + Send + Sync + 'static,
     M::State: std::hash::Hash + Send + Sync + Clone + PartialEq + std::fmt::Debug,
     M::Action: Send + Sync + Clone + PartialEq + std::fmt::Debug,
 {
-    let finish = if first { HasDiscoveries::AnyFailures } else { HasDiscoveries::AllFailures };
+    let finish = match until {
+        [] => HasDiscoveries::AllFailures,
+        until => HasDiscoveries::AnyOf(until.iter().copied().collect()),
+    };
     let has_failure = model.properties().iter().any(|one| one.expectation.discovery_is_failure());
     assert!(has_failure, "a model without an invariant proves nothing");
     let checker = model.checker().finish_when(finish).spawn_bfs().join();

@@ -1,10 +1,10 @@
 //! The layout protocol on small scopes, each explored whole.
 
-use metashift_model::explore::{steps, whole};
+use metashift_model::explore::{steps, walks, whole};
 use metashift_model::layout::{Protocol, Scope};
 
 fn holds(name: &str, scope: Scope) {
-    let explored = whole(Protocol::new(scope), false, steps);
+    let explored = whole(Protocol::new(scope), &[], steps);
     println!("{name}: {} states, depth {}", explored.states, explored.depth);
     for (name, path) in &explored.violated {
         println!("  {name}\n    {}", path.join("\n    "));
@@ -46,4 +46,40 @@ fn two_keys_of_one_page_with_a_rolled_back_node() {
 #[test]
 fn two_keys_in_two_segments_with_a_rolled_back_node() {
     holds("two segments", Scope { segments: 2, v1_only: true, ..Scope::two_keys() });
+}
+
+#[test]
+#[ignore = "minutes; see docs/model.md"]
+fn larger_scopes_explored_whole() {
+    let all = Scope { guards: true, v1_only: true, ..Scope::two_keys() };
+    holds("one key, two values", Scope { values: 2, epochs: 1, generations: 1, ..Scope::one_key() });
+    holds("two keys, rolled-back node, guards", all.clone());
+    holds("two keys, two cutovers", Scope { epochs: 2, ..all.clone() });
+    holds("two keys, two generations", Scope { generations: 2, ..all });
+}
+
+/// `METASHIFT_MODEL_SEED` and `METASHIFT_MODEL_STATES` say where a walk begins and how far it goes.
+#[test]
+fn random_walks_over_three_keys_and_every_actor() {
+    let number = |name: &str, default: u64| {
+        std::env::var(name).ok().map_or(default, |text| text.parse().unwrap())
+    };
+    let seed = number("METASHIFT_MODEL_SEED", 20_260_101);
+    let states = usize::try_from(number("METASHIFT_MODEL_STATES", 60_000)).unwrap();
+    println!("METASHIFT_MODEL_SEED={seed}");
+    let scope = Scope {
+        keys: 3,
+        values: 2,
+        segments: 2,
+        page: 2,
+        epochs: 3,
+        repairs: 2,
+        guards: true,
+        legacy: true,
+        opened: true,
+        ..Scope::one_key()
+    };
+    let explored = walks(Protocol::new(scope), seed, states);
+    println!("random walks: {} states, depth {}", explored.states, explored.depth);
+    assert_eq!(explored.violated, []);
 }
