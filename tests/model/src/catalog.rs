@@ -9,6 +9,8 @@
 //! durable, in order, and what it wrote is lost with it or once it is fenced. Over the commit log there is no epoch: a
 //! batch commits where head is what it was built on.
 
+use std::fmt;
+
 use stateright::{Model, Property};
 
 /// Keys are bits; the store begins with the first and the last of three.
@@ -123,12 +125,14 @@ pub struct State {
     pub reader: Reader,
     /// A reader returned a view with a hole.
     pub hole: bool,
+    /// A reader went on under a marker that stood before its read began.
+    pub missed: bool,
     /// A migrator reported success on a store that was not migrated.
     pub partial: bool,
 }
 
 /// One step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Move {
     /// A process opens the store.
     Open(usize),
@@ -147,6 +151,22 @@ pub enum Move {
 }
 
 const COMMITTER: usize = 2;
+
+impl fmt::Debug for Move {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |process: usize| ["migrator A", "migrator B", "the committer"][process];
+        match *self {
+            Self::Open(process) => write!(f, "{} opens the store", name(process)),
+            Self::Write(process) => write!(f, "{} writes its next batch", name(process)),
+            Self::Land(process, 0) => write!(f, "{}'s first batch under way lands, or is refused", name(process)),
+            Self::Land(process, n) => write!(f, "{}'s batch {} under way lands", name(process), n + 1),
+            Self::Crash(process) => write!(f, "{} dies", name(process)),
+            Self::Report(process) => write!(f, "{} reports success", name(process)),
+            Self::Read => f.write_str("the reader's next request"),
+            Self::Reopen => f.write_str("the reader opens anew"),
+        }
+    }
+}
 
 impl Batch {
     fn apply(&self, store: &mut Store) {
@@ -239,6 +259,7 @@ impl Model for Catalog {
             processes: [const { Process::Closed }; 3],
             reader: Reader::Idle(None),
             hole: false,
+            missed: false,
             partial: false,
         }]
     }
@@ -338,6 +359,7 @@ impl Model for Catalog {
                 (state.durable.old | state.durable.new) & state.logical == state.logical
             }),
             Property::always(NO_HOLE, |_: &Self, state: &State| !state.hole),
+            Property::always(REFUSES, |_: &Self, state: &State| !state.missed),
             Property::always(NO_PARTIAL, |_: &Self, state: &State| !state.partial),
             Property::always(AS_UNINTERRUPTED, |_: &Self, state: &State| {
                 let store = &state.durable;
@@ -365,7 +387,10 @@ impl Catalog {
         let store = &state.durable;
         state.reader = match state.reader.clone() {
             Reader::Idle(known) => match known {
-                Some((head, format)) if head == store.head => Reader::Data(head, format, 0, 0),
+                Some((head, format)) if head == store.head => {
+                    state.missed |= store.marker.is_some();
+                    Reader::Data(head, format, 0, 0)
+                }
                 _ => Reader::Head(store.head),
             },
             Reader::Head(_) if store.marker.is_some() => Reader::Refused,
@@ -396,6 +421,8 @@ pub const ONE_OF_THREE: &str =
 pub const REACHABLE: &str = "7: no record is out of both layouts";
 /// Invariant 7, readers.
 pub const NO_HOLE: &str = "7: a reader never returns a view with a hole";
+/// Invariant 7, handles that were opened before the marker.
+pub const REFUSES: &str = "7: a handle from before the marker refuses with its next read";
 /// A fenced migrator never says that it succeeded.
 pub const NO_PARTIAL: &str = "success is reported only of a migrated store";
 /// Invariant 8.

@@ -1,7 +1,10 @@
 //! The layout protocol on small scopes, each explored whole.
 
+use std::collections::HashSet;
+
 use metashift_model::explore::{steps, walks, whole};
 use metashift_model::layout::{Protocol, Scope};
+use stateright::Model;
 
 fn holds(name: &str, scope: Scope) {
     let explored = whole(Protocol::new(scope), &[], steps);
@@ -46,6 +49,47 @@ fn two_keys_of_one_page_with_a_rolled_back_node() {
 #[test]
 fn two_keys_in_two_segments_with_a_rolled_back_node() {
     holds("two segments", Scope { segments: 2, v1_only: true, ..Scope::two_keys() });
+}
+
+#[test]
+fn every_actor_commits_something_and_every_kind_of_step_is_taken() {
+    let protocol = Protocol::new(Scope::one_key());
+    let mut todo = protocol.init_states();
+    let mut seen: HashSet<_> = todo.iter().cloned().collect();
+    let mut taken = HashSet::new();
+    while let Some(state) = todo.pop() {
+        let mut moves = Vec::new();
+        protocol.actions(&state, &mut moves);
+        for step in moves {
+            taken.insert(format!("{step:?}"));
+            if let Some(next) = protocol.next_state(&state, step)
+                && seen.insert(next.clone())
+            {
+                todo.push(next);
+            }
+        }
+    }
+    for words in [
+        &["a plan is made"][..],
+        &["backfill", "copies"],
+        &["backfill", "passes"],
+        &["backfill", "only the new table has it"],
+        &["recheck", "anew"],
+        &["repair/r0/v1", "makes v2 follow", "None to Some(a)"],
+        &["repair/r0/v2", "makes v2 follow", "Some(a) to None"],
+        &["verify/e1", "looks at"],
+        &["verified again, exactly"],
+        &["cutover e1 is released"],
+        &["the marker is published for e1"],
+        &["backfill/1/0", "copies"],
+        &["a dual node changes"],
+        &["a dual node that saw the marker"],
+        &["a v1-only node"],
+        &["a v2-only node"],
+    ] {
+        let all = |step: &String| words.iter().all(|word| step.contains(word));
+        assert!(taken.iter().any(all), "{words:?} is never taken");
+    }
 }
 
 #[test]
