@@ -81,6 +81,7 @@ pub struct Store {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Batch {
     head: Option<u8>,
+    #[allow(clippy::option_option, reason = "left as it is, taken away, or put")]
     marker: Option<Option<Keys>>,
     new_format: bool,
     put_old: Keys,
@@ -158,7 +159,9 @@ impl fmt::Debug for Move {
         match *self {
             Self::Open(process) => write!(f, "{} opens the store", name(process)),
             Self::Write(process) => write!(f, "{} writes its next batch", name(process)),
-            Self::Land(process, 0) => write!(f, "{}'s first batch under way lands, or is refused", name(process)),
+            Self::Land(process, 0) => {
+                write!(f, "{}'s first batch under way lands, or is refused", name(process))
+            }
             Self::Land(process, n) => write!(f, "{}'s batch {} under way lands", name(process), n + 1),
             Self::Crash(process) => write!(f, "{} dies", name(process)),
             Self::Report(process) => write!(f, "{} reports success", name(process)),
@@ -275,11 +278,7 @@ impl Model for Catalog {
                     }
                     let reach = if self.has(Flaw::OutOfOrder) { queue.len() } else { queue.len().min(1) };
                     moves.extend((0..reach).map(|index| Move::Land(process, index)));
-                    if process != COMMITTER
-                        && base.new_format
-                        && base.marker.is_none()
-                        && queue.is_empty()
-                    {
+                    if process != COMMITTER && base.new_format && base.marker.is_none() && queue.is_empty() {
                         moves.push(Move::Report(process));
                     }
                 }
@@ -402,8 +401,7 @@ impl Catalog {
             Reader::Data(head, format, _, found) => {
                 if head == store.head || self.has(Flaw::NoSecondHead) {
                     // Without the second look what the first head promised is all that there is to hold it against.
-                    state.hole |= found & LEGACY != LEGACY
-                        || (head == store.head && found != state.logical);
+                    state.hole |= found & LEGACY != LEGACY || (head == store.head && found != state.logical);
                     Reader::Idle(Some((head, format)))
                 } else {
                     Reader::Idle(None)

@@ -58,6 +58,8 @@ pub struct Scope {
     pub field: bool,
     /// A person may remove the barrier by hand, once, before the marker.
     pub by_hand: bool,
+    /// Nothing that is read or sent again by nobody is forgotten: the same protocol, in far more states.
+    pub unreduced: bool,
     /// The broken variant.
     pub flaw: Option<Flaw>,
 }
@@ -81,6 +83,7 @@ impl Scope {
             v2_only: true,
             field: false,
             by_hand: false,
+            unreduced: false,
             flaw: None,
         }
     }
@@ -301,7 +304,7 @@ impl Protocol {
         state.pages.retain(|page| live_page(page.record, page.from));
         state.groups.retain(|group| live_page(group.record, group.from));
         let plan = tables.get(self.plan);
-        if !self.has(Flaw::EpochReused) {
+        if !self.has(Flaw::EpochReused) && !self.scope.unreduced {
             self.sweep(state);
         }
         let tables = &state.tables;
@@ -378,9 +381,7 @@ impl Protocol {
         }
         for step in &intent.actions {
             let Then::Put(put) = step.then else { continue };
-            if is_segment(step.item.key())
-                && before.get(step.item).is_some_and(|was| rank(put) < rank(was))
-            {
+            if is_segment(step.item.key()) && before.get(step.item).is_some_and(|was| rank(put) < rank(was)) {
                 broken = Some(Broken::Record);
             }
         }
@@ -521,9 +522,10 @@ fn is_segment(key: &str) -> bool {
 /// Grows with every write of a segment's record.
 fn rank(record: Value) -> (bool, bool, bool, usize, u64, u64) {
     let segment = record.segment();
-    let cursor = segment.cursor.as_ref().map_or(0, |cursor| {
-        usize::from(cursor.pk.as_bytes().last().copied().unwrap_or_default()) + 1
-    });
+    let cursor = segment
+        .cursor
+        .as_ref()
+        .map_or(0, |cursor| usize::from(cursor.pk.as_bytes().last().copied().unwrap_or_default()) + 1);
     (
         segment.state == SegmentState::Closed,
         segment.exact,
@@ -554,13 +556,8 @@ impl Model for Protocol {
                         history.converged |= 1 << key;
                     }
                 }
-                let mut state = State {
-                    tables,
-                    decided: Vec::new(),
-                    pages: Vec::new(),
-                    groups: Vec::new(),
-                    history,
-                };
+                let mut state =
+                    State { tables, decided: Vec::new(), pages: Vec::new(), groups: Vec::new(), history };
                 decide::everything(self, &mut state);
                 state
             })
@@ -622,9 +619,7 @@ impl Model for Protocol {
                 state.history.broken != Some(Broken::Regressed) && protocol.stale_nodes_are_told(state)
             }),
             Property::always(CURSOR, |protocol: &Self, state: &State| !protocol.claimed_in_vain(state)),
-            Property::always(RECORDS, |_: &Self, state: &State| {
-                state.history.broken != Some(Broken::Record)
-            }),
+            Property::always(RECORDS, |_: &Self, state: &State| state.history.broken != Some(Broken::Record)),
             Property::always(GUARDS, |_: &Self, state: &State| state.history.broken != Some(Broken::Guard)),
             Property::always(MIRROR, |protocol: &Self, state: &State| {
                 !protocol.published(&state.tables)
@@ -645,9 +640,10 @@ impl Model for Protocol {
             }));
         }
         if self.scope.flaw.is_none() {
-            properties.push(Property::sometimes("the marker is published", |protocol: &Self, state: &State| {
-                protocol.published(&state.tables)
-            }));
+            properties
+                .push(Property::sometimes("the marker is published", |protocol: &Self, state: &State| {
+                    protocol.published(&state.tables)
+                }));
             if self.scope.epochs > 1 {
                 properties.push(Property::sometimes(
                     "the marker is published after a released cutover",

@@ -255,9 +255,10 @@ impl Intent {
         let mut pool = POOL.write().unwrap();
         let id = number(pool.intents.len());
         let (label, actions) = (label.into(), identity.1.clone());
-        *pool.intents.entry(identity).or_insert_with(|| {
-            Self(Box::leak(Box::new(Prepared { id, who, label, transaction, actions })))
-        })
+        *pool
+            .intents
+            .entry(identity)
+            .or_insert_with(|| Self(Box::leak(Box::new(Prepared { id, who, label, transaction, actions }))))
     }
 }
 

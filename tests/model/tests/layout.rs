@@ -52,6 +52,7 @@ fn two_keys_in_two_segments_with_a_rolled_back_node() {
 }
 
 #[test]
+#[allow(clippy::mutable_key_type, reason = "what is decoded once is no part of a value's identity")]
 fn every_actor_commits_something_and_every_kind_of_step_is_taken() {
     let protocol = Protocol::new(Scope::one_key());
     let mut todo = protocol.init_states();
@@ -100,14 +101,16 @@ fn larger_scopes_explored_whole() {
     holds("two keys, rolled-back node, guards", all.clone());
     holds("two keys, two cutovers", Scope { epochs: 2, ..all.clone() });
     holds("two keys, two generations", Scope { generations: 2, ..all });
+    let unreduced = Scope { unreduced: true, opened: true, repairs: 0, ..Scope::one_key() };
+    holds("one key, one generation, unreduced", Scope { generations: 1, ..unreduced.clone() });
+    holds("one key, one cutover, unreduced", Scope { epochs: 1, ..unreduced });
 }
 
 /// `METASHIFT_MODEL_SEED` and `METASHIFT_MODEL_STATES` say where a walk begins and how far it goes.
 #[test]
 fn random_walks_over_three_keys_and_every_actor() {
-    let number = |name: &str, default: u64| {
-        std::env::var(name).ok().map_or(default, |text| text.parse().unwrap())
-    };
+    let number =
+        |name: &str, default: u64| std::env::var(name).ok().map_or(default, |text| text.parse().unwrap());
     let seed = number("METASHIFT_MODEL_SEED", 20_260_101);
     let states = usize::try_from(number("METASHIFT_MODEL_STATES", 60_000)).unwrap();
     println!("METASHIFT_MODEL_SEED={seed}");

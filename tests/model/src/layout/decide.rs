@@ -161,16 +161,17 @@ pub(super) fn everything(protocol: &Protocol, state: &mut State) {
 /// A transaction that checks all that its decision was taken from need not be remembered: it can commit exactly when
 /// it can be decided. Not so where a flaw takes such a check away.
 fn keeps_nothing_exact(protocol: &Protocol) -> bool {
-    !protocol.scope.flaw.is_some_and(|flaw| {
-        matches!(
-            flaw,
-            Flaw::CursorBeforeData
-                | Flaw::CursorAfterData
-                | Flaw::NoV1Check
-                | Flaw::CopyOverwrites
-                | Flaw::RepairUnfenced
-        )
-    })
+    !protocol.scope.unreduced
+        && !protocol.scope.flaw.is_some_and(|flaw| {
+            matches!(
+                flaw,
+                Flaw::CursorBeforeData
+                    | Flaw::CursorAfterData
+                    | Flaw::NoV1Check
+                    | Flaw::CopyOverwrites
+                    | Flaw::RepairUnfenced
+            )
+        })
 }
 
 /// Backfill's are remembered as pages and groups; a repair's have both copies and the record.
@@ -208,7 +209,7 @@ fn planners(protocol: &Protocol, state: &State, decided: &mut Vec<Intent>) {
                     moved("the generation is opened", read, &opened(plan).unwrap(), Beside::Nothing, false)
                 }));
             } else {
-                decided.extend(create(missing));
+                decided.extend(create(&missing));
             }
         }
         PlanState::Open => {
@@ -251,7 +252,7 @@ fn planners(protocol: &Protocol, state: &State, decided: &mut Vec<Intent>) {
             let all: Vec<_> = repair_records(&run, scope.segments).map(|(_, _, item)| item).collect();
             let missing: Vec<_> = all.iter().copied().filter(|item| tables.get(*item).is_none()).collect();
             if !missing.is_empty() {
-                decided.extend(create(missing));
+                decided.extend(create(&missing));
                 return;
             }
             let mut closed = true;
@@ -294,8 +295,8 @@ fn moved(label: &str, read: Option<&[u8]>, next: &Plan, beside: Beside, blind: b
     vec![Intent::of(Who::Planner, label, transaction)]
 }
 
-fn create(missing: Vec<Item>) -> Vec<Intent> {
-    answer(Question::Create(missing.clone()), || {
+fn create(missing: &[Item]) -> Vec<Intent> {
+    answer(Question::Create(missing.to_vec()), || {
         let open = encode(&Segment::default()).unwrap();
         let actions = missing.iter().map(|item| Action::record(item.key(), None, Write::Put(open.clone())));
         one(Who::Planner, format!("records {missing:?} are made"), actions.collect())
@@ -330,9 +331,8 @@ fn installers(protocol: &Protocol, state: &State, stored: Value, decided: &mut V
         .collect();
     let ready = segments.len() == plan.segments as usize
         && segments.iter().all(|segment| segment.state == SegmentState::Done);
-    let unblocked = metashift::layout::cutover::check_unblocked(
-        &segments.into_iter().cloned().collect::<Vec<_>>(),
-    );
+    let unblocked =
+        metashift::layout::cutover::check_unblocked(&segments.into_iter().cloned().collect::<Vec<_>>());
     if !ready || unblocked.is_err() {
         return;
     }
@@ -357,7 +357,13 @@ fn installers(protocol: &Protocol, state: &State, stored: Value, decided: &mut V
             read.released = None;
         }
         let next = begin_cutover(&read, cutover).unwrap();
-        moved(&format!("cutover {epoch} takes the barrier"), Some(stored.bytes()), &next, Beside::TakeBarrier, false)
+        moved(
+            &format!("cutover {epoch} takes the barrier"),
+            Some(stored.bytes()),
+            &next,
+            Beside::TakeBarrier,
+            false,
+        )
     }));
 }
 
@@ -516,8 +522,7 @@ fn backfill(protocol: &Protocol, state: &mut State, item: Item, value: Value, de
     if keeps_nothing_exact(protocol) {
         state.groups.retain(|group| group.record != item || !all_copies(group));
     }
-    let ended =
-        |page: &Page| page.record == item && page.from == cursor && page.end && page.items.is_empty();
+    let ended = |page: &Page| page.record == item && page.from == cursor && page.end && page.items.is_empty();
     if state.pages.iter().any(ended) && !recheck(protocol, state, item, value, generation, decided) {
         decided.extend(answer(Question::Record("done", item, value, 0), || {
             let mut done = segment.clone();

@@ -69,8 +69,7 @@ impl Writes {
         let value = |bytes: Option<&[u8]>| {
             bytes.map_or("nothing".to_owned(), |bytes| String::from_utf8_lossy(bytes).into_owned())
         };
-        let mut what =
-            format!("{} from {} to {}", change.key, value(change.expected), value(change.new));
+        let mut what = format!("{} from {} to {}", change.key, value(change.expected), value(change.new));
         if let Some((key, bytes)) = change.guard {
             what = format!("{what} while {key} is {}", value(Some(bytes)));
         }
