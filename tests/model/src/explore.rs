@@ -19,14 +19,20 @@ pub struct Explored {
     pub unreached: Vec<&'static str>,
 }
 
-/// Explores a model whole, breadth first; with `first` until something is violated.
-pub fn whole<M>(model: M, first: bool, tell: fn(&Path<M::State, M::Action>) -> Vec<String>) -> Explored
+/// A path in words.
+pub type Tell<M> = fn(&Path<<M as Model>::State, <M as Model>::Action>) -> Vec<String>;
+
+/// Explores a model whole, breadth first, or until one of the invariants in `until` is violated.
+pub fn whole<M>(model: M, until: &[&'static str], tell: Tell<M>) -> Explored
 where
     M: Model + Send + Sync + 'static,
     M::State: std::hash::Hash + Send + Sync + Clone + PartialEq + std::fmt::Debug,
     M::Action: Send + Sync + Clone + PartialEq + std::fmt::Debug,
 {
-    let finish = if first { HasDiscoveries::AnyFailures } else { HasDiscoveries::AllFailures };
+    let finish = match until {
+        [] => HasDiscoveries::AllFailures,
+        until => HasDiscoveries::AnyOf(until.iter().copied().collect()),
+    };
     let has_failure = model.properties().iter().any(|one| one.expectation.discovery_is_failure());
     assert!(has_failure, "a model without an invariant proves nothing");
     let checker = model.checker().finish_when(finish).spawn_bfs().join();
@@ -46,7 +52,7 @@ pub fn walks(protocol: Protocol, seed: u64, states: usize) -> Explored {
     found
 }
 
-fn explored<M>(checker: &impl Checker<M>, tell: fn(&Path<M::State, M::Action>) -> Vec<String>) -> Explored
+fn explored<M>(checker: &impl Checker<M>, tell: Tell<M>) -> Explored
 where
     M: Model,
     M::State: std::hash::Hash + Clone + PartialEq + std::fmt::Debug,
@@ -94,10 +100,10 @@ pub fn steps(path: &Path<<Protocol as Model>::State, Move>) -> Vec<String> {
 }
 
 /// The steps of a path of any model.
-pub fn plain<S, A: std::fmt::Debug>(path: &Path<S, A>) -> Vec<String>
+pub fn plain<S, A>(path: &Path<S, A>) -> Vec<String>
 where
     S: Clone,
-    A: Clone,
+    A: Clone + std::fmt::Debug,
 {
     let pairs = path.clone().into_vec();
     let actions = pairs.into_iter().filter_map(|(_, action)| action);

@@ -58,6 +58,8 @@ pub struct Scope {
     pub field: bool,
     /// A person may remove the barrier by hand, once, before the marker.
     pub by_hand: bool,
+    /// Nothing that is read or sent again by nobody is forgotten: the same protocol, in far more states.
+    pub unreduced: bool,
     /// The broken variant.
     pub flaw: Option<Flaw>,
 }
@@ -81,6 +83,7 @@ impl Scope {
             v2_only: true,
             field: false,
             by_hand: false,
+            unreduced: false,
             flaw: None,
         }
     }
@@ -301,7 +304,7 @@ impl Protocol {
         state.pages.retain(|page| live_page(page.record, page.from));
         state.groups.retain(|group| live_page(group.record, group.from));
         let plan = tables.get(self.plan);
-        if !self.has(Flaw::EpochReused) {
+        if !self.has(Flaw::EpochReused) && !self.scope.unreduced {
             self.sweep(state);
         }
         let tables = &state.tables;

@@ -161,16 +161,17 @@ pub(super) fn everything(protocol: &Protocol, state: &mut State) {
 /// A transaction that checks all that its decision was taken from need not be remembered: it can commit exactly when
 /// it can be decided. Not so where a flaw takes such a check away.
 fn keeps_nothing_exact(protocol: &Protocol) -> bool {
-    !protocol.scope.flaw.is_some_and(|flaw| {
-        matches!(
-            flaw,
-            Flaw::CursorBeforeData
-                | Flaw::CursorAfterData
-                | Flaw::NoV1Check
-                | Flaw::CopyOverwrites
-                | Flaw::RepairUnfenced
-        )
-    })
+    !protocol.scope.unreduced
+        && !protocol.scope.flaw.is_some_and(|flaw| {
+            matches!(
+                flaw,
+                Flaw::CursorBeforeData
+                    | Flaw::CursorAfterData
+                    | Flaw::NoV1Check
+                    | Flaw::CopyOverwrites
+                    | Flaw::RepairUnfenced
+            )
+        })
 }
 
 /// Backfill's are remembered as pages and groups; a repair's have both copies and the record.
@@ -208,7 +209,7 @@ fn planners(protocol: &Protocol, state: &State, decided: &mut Vec<Intent>) {
                     moved("the generation is opened", read, &opened(plan).unwrap(), Beside::Nothing, false)
                 }));
             } else {
-                decided.extend(create(missing));
+                decided.extend(create(&missing));
             }
         }
         PlanState::Open => {
@@ -251,7 +252,7 @@ fn planners(protocol: &Protocol, state: &State, decided: &mut Vec<Intent>) {
             let all: Vec<_> = repair_records(&run, scope.segments).map(|(_, _, item)| item).collect();
             let missing: Vec<_> = all.iter().copied().filter(|item| tables.get(*item).is_none()).collect();
             if !missing.is_empty() {
-                decided.extend(create(missing));
+                decided.extend(create(&missing));
                 return;
             }
             let mut closed = true;
@@ -294,8 +295,8 @@ fn moved(label: &str, read: Option<&[u8]>, next: &Plan, beside: Beside, blind: b
     vec![Intent::of(Who::Planner, label, transaction)]
 }
 
-fn create(missing: Vec<Item>) -> Vec<Intent> {
-    answer(Question::Create(missing.clone()), || {
+fn create(missing: &[Item]) -> Vec<Intent> {
+    answer(Question::Create(missing.to_vec()), || {
         let open = encode(&Segment::default()).unwrap();
         let actions = missing.iter().map(|item| Action::record(item.key(), None, Write::Put(open.clone())));
         one(Who::Planner, format!("records {missing:?} are made"), actions.collect())

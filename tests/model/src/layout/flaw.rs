@@ -39,8 +39,8 @@ pub enum Flaw {
     V2OnlyTooEarly,
     /// Backfill puts over a present copy.
     CopyOverwrites,
-    /// Under v2 authority a guard is not checked.
-    GuardIgnored,
+    /// Under v2 authority a guard may be absent, as before the marker.
+    GuardLenient,
 }
 
 impl Flaw {
