@@ -85,6 +85,7 @@ impl Machine {
         if args.name.is_none()
             && let Some(running) = self.running().await?
         {
+            self.check_same(&running, input).await?;
             output
                 .say("one is running already; following that (name another with --name to start beside it)");
             return Ok(running);
@@ -100,6 +101,34 @@ impl Machine {
             .await
             .map_err(|error| failed("starting the execution", &error))?;
         Ok(started.execution_arn)
+    }
+
+    /// `Superseded` where the execution that runs was started for something else.
+    async fn check_same(&self, running: &str, input: &Value) -> Result<()> {
+        let found = self
+            .client
+            .describe_execution()
+            .execution_arn(running)
+            .send()
+            .await
+            .map_err(|error| failed("looking at the running execution", &error))?;
+        let theirs: Value =
+            found.input().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+        let differs = ["mode", "table", "store", "toFormat"].iter().find(|name| {
+            let (theirs, ours) = (theirs.get(**name), input.get(**name));
+            theirs.is_some() && ours.is_some() && theirs != ours
+        });
+        match differs {
+            None => Ok(()),
+            Some(name) => Err(Error::new(
+                ErrorKind::Superseded,
+                format!(
+                    "{running} is running for another {name}: {}",
+                    theirs.get(*name).unwrap_or(&Value::Null)
+                ),
+            )
+            .next("wait for it, follow it with --attach, or start beside it with --name")),
+        }
     }
 
     async fn running(&self) -> Result<Option<String>> {

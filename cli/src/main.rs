@@ -76,17 +76,23 @@ fn main() -> ExitCode {
                 Command::Man => commands::manual(Cli::command(), &output),
             }
         };
-        tokio::select! {
-            ended = work => match ended {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(error) => {
-                    output.error(&error);
-                    ExitCode::from(error.kind().exit_code())
+        tokio::pin!(work);
+        loop {
+            tokio::select! {
+                biased;
+                ended = &mut work => return match ended {
+                    Ok(()) => ExitCode::SUCCESS,
+                    Err(error) => {
+                        output.error(&error);
+                        ExitCode::from(error.kind().exit_code())
+                    }
+                },
+                _ = tokio::signal::ctrl_c() => {
+                    if !output.stop_is_handled() {
+                        output.stopped();
+                        return ExitCode::from(Class::Stopped.exit_code());
+                    }
                 }
-            },
-            _ = tokio::signal::ctrl_c() => {
-                output.stopped();
-                ExitCode::from(Class::Stopped.exit_code())
             }
         }
     })

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::{IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use comfy_table::Table;
@@ -21,16 +22,36 @@ fn put(line: impl std::fmt::Display) {
 #[derive(Debug, Clone)]
 pub(crate) struct Output {
     json: bool,
+    /// A command that has to tidy up handles Ctrl-C itself.
+    handles_stop: Arc<AtomicBool>,
+    /// What is kept when it is stopped.
+    kept: Arc<Mutex<&'static str>>,
 }
 
 impl Output {
     pub(crate) fn new(json: bool) -> Self {
-        Self { json }
+        let kept = "everything done so far is kept, the same command goes on from there";
+        Self { json, handles_stop: Arc::default(), kept: Arc::new(Mutex::new(kept)) }
     }
 
     /// Whether a program reads it.
     pub(crate) fn is_json(&self) -> bool {
         self.json
+    }
+
+    /// From here on the command handles Ctrl-C itself.
+    pub(crate) fn handle_stop(&self) {
+        self.handles_stop.store(true, Ordering::Release);
+    }
+
+    /// Whether the command handles Ctrl-C itself.
+    pub(crate) fn stop_is_handled(&self) -> bool {
+        self.handles_stop.load(Ordering::Acquire)
+    }
+
+    /// What to say is kept when the command is stopped.
+    pub(crate) fn keeps(&self, what: &'static str) {
+        *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = what;
     }
 
     /// A line for a person; nothing for a program.
@@ -94,7 +115,7 @@ impl Output {
         if self.json {
             put(json!({ "stopped": true, "exitCode": 130 }));
         } else {
-            eprintln!("\nstopped; everything done so far is kept, the same command goes on from there");
+            eprintln!("\nstopped; {}", self.kept.lock().unwrap_or_else(PoisonError::into_inner));
         }
     }
 

@@ -48,6 +48,16 @@ impl Budget {
         self.pages_left == Some(0) || self.stop_at.is_some_and(|at| self.environment.now() >= at)
     }
 
+    /// True where the page that is being worked on is the last of this invocation.
+    pub fn is_last_page(&self) -> bool {
+        self.pages_left.is_some_and(|pages| pages <= 1)
+    }
+
+    /// True where the invocation is ended from outside at some time.
+    pub fn has_deadline(&self) -> bool {
+        self.deadline.is_some()
+    }
+
     /// Takes one page.
     pub fn take_page(&mut self) {
         if let Some(pages) = &mut self.pages_left {

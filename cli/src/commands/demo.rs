@@ -32,6 +32,7 @@ pub(crate) struct DemoArgs {
 }
 
 pub(crate) async fn run(args: DemoArgs, output: &Output) -> Result<()> {
+    output.keeps("the demo and everything in it are gone");
     layout(&args, output).await?;
     output.say("5. a catalog of format 8, migrated to 12 and killed on the way");
     catalog::demo(&Environment::system(), output).await

@@ -31,6 +31,7 @@ pub(crate) struct SandboxArgs {
 }
 
 pub(crate) async fn run(args: SandboxArgs, output: &Output) -> Result<()> {
+    output.keeps("the sandbox and everything in it are gone");
     let server = Server::start(args.port).await?;
     let client = server.client();
     seed::create_tables(&client, TABLE, !args.no_companion).await?;

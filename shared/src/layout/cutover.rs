@@ -69,7 +69,7 @@ pub async fn install_barrier(tables: &Tables, start: &Start) -> Result<Installed
     loop {
         let stored = load_plan(&tables).await?.ok_or_else(no_plan)?;
         let plan = &stored.record;
-        generation::check_layout(plan, tables.layout())?;
+        generation::check_plan(plan, &tables)?;
         match plan.state {
             State::Final => return Ok(Installed::Published),
             State::Finalizing => return Ok(Installed::Held(cutover_of(plan, &start.epoch)?.clone())),
@@ -103,6 +103,12 @@ pub async fn install_barrier(tables: &Tables, start: &Start) -> Result<Installed
                 // Plan first: whoever changed it is read in the next turn.
                 if !failed(0) && failed(2) {
                     generation::check_leftovers(&tables, false, true).await?;
+                } else if !failed(0) && failed(1) && start.adopt_foreign_barrier {
+                    return Err(Error::new(
+                        ErrorKind::ForeignLeftovers,
+                        "the write barrier has an unknown value",
+                    )
+                    .next("find out who wrote it; change nothing by hand"));
                 } else if !failed(0) && failed(1) {
                     return Err(Error::new(
                         ErrorKind::ForeignLeftovers,

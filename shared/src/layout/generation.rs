@@ -4,7 +4,6 @@
 
 use std::collections::HashMap;
 
-use super::family::Layout;
 use super::outcome::Reason;
 use super::plan::{self, Beside, transition};
 use super::records::plan::{KEY as PLAN_KEY, MOST_SEGMENTS, Plan, State};
@@ -45,15 +44,26 @@ pub fn check_segments(segments: u32) -> Result<()> {
 }
 
 /// `LayoutMismatch` where the plan was made with another layout.
-pub fn check_layout(plan: &Plan, layout: &Layout) -> Result<()> {
-    if plan.layout == layout.fingerprint() {
-        return Ok(());
+///
+/// `PlanMismatch` where it copies to another companion table than this run names.
+pub fn check_plan(plan: &Plan, tables: &Tables) -> Result<()> {
+    let (planned, own) = (&plan.layout, tables.layout().fingerprint());
+    if *planned != own {
+        return Err(Error::new(
+            ErrorKind::LayoutMismatch,
+            format!("the plan was made with layout {planned}, this run has {own}"),
+        )
+        .next("pass the same --layout file as the run that made the plan"));
     }
-    Err(Error::new(
-        ErrorKind::LayoutMismatch,
-        format!("the plan was made with layout {}, this run has {}", plan.layout, layout.fingerprint()),
-    )
-    .next("pass the same --layout file as the run that made the plan"))
+    let named = tables.name(Side::V2);
+    match &plan.companion {
+        Some(companion) if companion != named => Err(Error::new(
+            ErrorKind::PlanMismatch,
+            format!("the plan copies to {companion}, this run names {named}"),
+        )
+        .next(format!("pass --companion {companion}, or leave it out where that is the default"))),
+        _ => Ok(()),
+    }
 }
 
 /// What a migration leaves, or another migrator left, beside the plan.
@@ -165,13 +175,16 @@ pub async fn open_plan(tables: &Tables, wish: PlanWish) -> Result<Stored<Plan>> 
         let Some(stored) = load_plan(tables).await? else {
             let segments = wish.segments.unwrap_or(wish.default_segments);
             check_segments(segments)?;
-            let first = Plan::first(tables.layout().fingerprint(), segments);
+            let first = Plan {
+                companion: Some(tables.name(Side::V2).to_owned()),
+                ..Plan::first(tables.layout().fingerprint(), segments)
+            };
             move_plan(tables, None, &first, Beside::Nothing).await?;
             crash::reach("plan-opening").await;
             advanced = true;
             continue;
         };
-        check_layout(&stored.record, tables.layout())?;
+        check_plan(&stored.record, tables)?;
         let plan = &stored.record;
         match plan.state {
             State::Opening => {
@@ -283,7 +296,7 @@ async fn close_records(tables: &Tables, walk: &Walk, segments: u32) -> Result<()
 pub async fn begin_repair(tables: &Tables, run: &str) -> Result<(String, u32)> {
     loop {
         let stored = load_plan(tables).await?.ok_or_else(no_plan)?;
-        check_layout(&stored.record, tables.layout())?;
+        check_plan(&stored.record, tables)?;
         if stored.record.state == State::Repairing {
             let run = stored.record.repair_run.clone().unwrap_or_default();
             for side in [Side::V1, Side::V2] {

@@ -172,6 +172,9 @@ inputs! {
         /// Id of the repair to begin.
         #[serde(default)]
         repair_run: Option<String>,
+        /// A repair only counts what would change.
+        #[serde(default)]
+        dry_run: bool,
         /// Items of one Scan; checked here so that a run fails before it begins.
         #[serde(default)]
         page_size: Option<u32>,

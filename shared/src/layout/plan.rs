@@ -76,8 +76,15 @@ pub fn next_generation(plan: &Plan, segments: u32) -> Result<Plan> {
     })
 }
 
-/// Open → repairing.
+/// Open → repairing. An id is used once.
 pub fn begin_repair(plan: &Plan, run: &str) -> Result<Plan> {
+    if plan.ended_repair.as_deref() == Some(run) {
+        return Err(Error::new(
+            ErrorKind::InvalidInput,
+            format!("repair {run} has ended; an id is used once"),
+        )
+        .next("start the repair again with a fresh repairRun"));
+    }
     from(plan, State::Open, |next| {
         next.state = State::Repairing;
         next.repair_run = Some(run.to_owned());
@@ -91,7 +98,7 @@ pub fn end_repair(plan: &Plan, run: &str) -> Result<Plan> {
     }
     from(plan, State::Repairing, |next| {
         next.state = State::Open;
-        next.repair_run = None;
+        next.ended_repair = next.repair_run.take();
     })
 }
 

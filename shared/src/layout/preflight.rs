@@ -152,7 +152,7 @@ pub async fn preflight(
         leftovers = Leftovers::load(tables).await?;
         plan = load_plan(tables).await?.map(|stored| stored.record);
         if let Some(plan) = &plan {
-            blockers.extend(generation::check_layout(plan, tables.layout()).err());
+            blockers.extend(generation::check_plan(plan, tables).err());
             if plan.state == State::Open {
                 let segments = backfill_segments(tables, plan).await?;
                 blockers.extend(super::cutover::check_unblocked(&segments).err());

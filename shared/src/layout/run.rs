@@ -24,6 +24,12 @@ use super::walk::{SegmentInput, check_page_size};
 use crate::step::{Budget, Consumed, Progress, Status, StepOutput};
 use crate::{Error, ErrorKind, Result};
 
+/// Times that a segment, on average, may be found in another worker's hands before the run ends.
+const MOST_SUPERSEDED: u32 = 3;
+
+/// Longest pause before a segment that was in another worker's hands is looked at again.
+const SUPERSEDED_PAUSE: Duration = Duration::from_secs(2);
+
 /// How often a paused run looks whether it may go on.
 const PAUSED_POLL: Duration = Duration::from_secs(1);
 
@@ -109,17 +115,17 @@ impl Run {
         Budget::unbounded(self.tables.environment().clone()).with_pages(Some(self.pages_per_step.max(1)))
     }
 
+    /// Preflight; what a backfill or a repair mends is no obstacle to it.
+    async fn look(&self) -> Result<()> {
+        let report = preflight(&self.tables, self.accepted, None).await?;
+        let mended = |kind| matches!(kind, ErrorKind::BlockedByRejects | ErrorKind::BlockedByDivergence);
+        report.blockers.into_iter().find(|blocker| !mended(blocker.kind())).map_or(Ok(()), Err)
+    }
+
     /// Preflight, then the plan in a state that backfill may run in.
     async fn open(&self) -> Result<Plan> {
         check_page_size(self.page_size)?;
-        let report = preflight(&self.tables, self.accepted, None).await?;
-        let blocked = report.blockers.into_iter().find(|blocker| {
-            // A backfill run is what mends these two.
-            !matches!(blocker.kind(), ErrorKind::BlockedByRejects | ErrorKind::BlockedByDivergence)
-        });
-        if let Some(blocker) = blocked {
-            return Err(blocker);
-        }
+        self.look().await?;
         // After the look at the tables: a table of another kind has no plan to read.
         if let Some(cutover) = cutover::release_expired(&self.tables).await? {
             self.note(format!("released the barrier of the expired cutover {}", cutover.epoch));
@@ -154,7 +160,9 @@ impl Run {
     pub async fn rehearse(&self) -> Result<(Summary, Total)> {
         let (summary, total) = self.compare().await?;
         if summary.mismatched > 0 {
-            return Err(verify::failed(&summary));
+            return Err(verify::failed(&summary).next(
+                "metashift layout repair --local --dry-run lists them; without --dry-run the new table follows the old",
+            ));
         }
         Ok((summary, total))
     }
@@ -167,7 +175,7 @@ impl Run {
     /// As [`Self::compare`], under an id: a comparison of the same id goes on where it stopped.
     pub async fn compare_as(&self, run: &str) -> Result<(Summary, Total)> {
         let plan = load_plan(&self.tables).await?.ok_or_else(no_plan)?.record;
-        generation::check_layout(&plan, self.tables.layout())?;
+        generation::check_plan(&plan, &self.tables)?;
         let total = self
             .walk("rehearse", plan.segments * 2, |number| {
                 let (side, segment) = direction(number, plan.segments);
@@ -180,6 +188,8 @@ impl Run {
 
     /// Makes v2 follow v1 wherever they differ, then compares everything.
     pub async fn repair(&self) -> Result<(Total, Summary)> {
+        check_page_size(self.page_size)?;
+        self.look().await?;
         if let Some(cutover) = cutover::release_expired(&self.tables).await? {
             self.note(format!("released the barrier of the expired cutover {}", cutover.epoch));
         }
@@ -221,14 +231,18 @@ impl Run {
             State::Final => return self.finished(None, Consumed::default()).await,
             State::Finalizing => {}
             _ => {
-                self.backfill().await?;
+                // The generation that was asked for is open by now.
+                let wish = PlanWish { new_generation: false, ..self.wish };
+                Self { wish, ..self.clone() }.backfill().await?;
                 self.rehearse().await?;
             }
         }
         check_rollout(evidence, self.tables.environment().now())?;
-        let cutover = match cutover::install_barrier(&self.tables, start).await? {
-            Installed::Published => return self.finished(None, Consumed::default()).await,
-            Installed::Held(cutover) => cutover,
+        let cutover = match cutover::install_barrier(&self.tables, start).await {
+            Ok(Installed::Published) => return self.finished(None, Consumed::default()).await,
+            Ok(Installed::Held(cutover)) => cutover,
+            // An answer that was lost may have left the barrier standing.
+            Err(error) => return self.released_after(&start.epoch, error).await,
         };
         self.note(format!("writers are paused until {} at the latest", cutover.deadline));
         match self.publish(&plan, &start.epoch).await {
@@ -236,19 +250,38 @@ impl Run {
                 let held = crate::environment::elapsed(cutover.installed_at, self.tables.environment().now());
                 self.finished(Some(held), consumed).await
             }
-            Err(error) => {
-                match cutover::release_barrier(&self.tables, Some(&start.epoch), Why::Failure).await {
-                    Ok(Released::Published) => return self.finished(None, Consumed::default()).await,
-                    Ok(Released::Released(_)) => self.note("the barrier is released; writers go on under v1"),
-                    Ok(Released::Held(_)) => {
+            Err(error) => self.released_after(&start.epoch, error).await,
+        }
+    }
+
+    /// Ends a cutover that failed with `error`; a marker that is there after all makes it a success.
+    async fn released_after(&self, epoch: &str, error: Error) -> Result<Finished> {
+        match self.release(epoch).await {
+            Some(Released::Published) => self.finished(None, Consumed::default()).await,
+            _ => Err(error),
+        }
+    }
+
+    /// Takes the barrier of a cutover of this run away, unless it is to be held, and says what happened.
+    pub async fn release(&self, epoch: &str) -> Option<Released> {
+        match cutover::release_barrier(&self.tables, Some(epoch), Why::Failure).await {
+            Ok(released) => {
+                match &released {
+                    Released::Released(_) => self.note("the barrier is released; writers go on under v1"),
+                    Released::Held(_) => {
                         self.note("the barrier is held, as asked; end it with metashift layout abort");
                     }
-                    Ok(Released::NotHeld | Released::NotYet(_)) => {}
-                    Err(failed) => self.note(format!(
-                        "the barrier was not released ({failed}); it is after the deadline by any metashift layout command, now by metashift layout abort"
-                    )),
+                    Released::Published => self.note("the marker is published: the cutover is done"),
+                    Released::NotHeld | Released::NotYet(_) => {}
                 }
-                Err(error)
+                Some(released)
+            }
+            Err(failed) => {
+                self.note(format!(
+                    "the barrier was not released ({failed}); end it now with metashift layout abort, or after its \
+                     deadline with metashift layout status"
+                ));
+                None
             }
         }
     }
@@ -282,6 +315,12 @@ impl Run {
             return Err(Error::new(ErrorKind::Internal, "the plan was final and is not"));
         };
         let families = cutover::verify_prefix_reads(&self.tables).await?;
+        for one in families.iter().filter(|one| one.whole && one.read < one.verified) {
+            self.note(format!(
+                "{}/ shows {} keys where {} were verified; right only if writers have deleted since",
+                one.family, one.read, one.verified
+            ));
+        }
         Ok(Finished { verified, barrier_held, families, consumed })
     }
 
@@ -301,10 +340,21 @@ impl Run {
             (number, step(number).await)
         };
         let mut paused = false;
+        let mut superseded = 0;
         let mut running: FuturesUnordered<_> =
             (0..segments).map(|number| turn(number, Duration::ZERO)).collect();
         while let Some((number, ended)) = running.next().await {
-            let output = ended?;
+            let output = match ended {
+                // A ghost of a killed run, or another run beside this one: look again, but not for ever.
+                Err(error)
+                    if error.kind() == ErrorKind::Superseded && superseded < MOST_SUPERSEDED * segments =>
+                {
+                    superseded += 1;
+                    running.push(turn(number, self.tables.environment().jitter(SUPERSEDED_PAUSE)));
+                    continue;
+                }
+                ended => ended?,
+            };
             total.consumed += output.consumed;
             (self.observer)(Event::Segment {
                 name,

@@ -12,8 +12,9 @@ use super::input::{
     PreflightInput, PublishMarkerInput, Reason, ReleaseBarrierInput, RepairPageInput, RunMode, VerifyInput,
     VerifyMode,
 };
+use super::plan::refused;
 use super::preflight::{Accepted, Report, preflight as look};
-use super::records::plan::{Cutover, Plan};
+use super::records::plan::{Cutover, Plan, State};
 use super::tables::Tables;
 use super::transaction::Side;
 use super::verify::BARRIER_HELD;
@@ -51,7 +52,6 @@ pub async fn preflight(
         let plan = load_plan(&tables).await?.map(|stored| stored.record);
         return Ok(finish(&tables, StepOutput::new(Status::Done).with("plan", plan_json(plan.as_ref()))));
     }
-    cutover::release_expired(&tables).await?;
     let report = look(&tables, accepted, writes_per_second).await?;
     let mut output = StepOutput::new(Status::Done);
     output.progress.estimated_total = Some(report.estimate.items);
@@ -84,6 +84,10 @@ pub async fn preflight(
         new_generation: input.new_generation,
     };
     let plan = generation::open_plan(&tables, wish).await?.record;
+    // A cutover of this very run comes after its preflight: one that stands is another's.
+    if plan.state != State::Open && !(plan.state == State::Final && input.mode == RunMode::Finalize) {
+        return Err(refused(&plan, State::Open));
+    }
     Ok(finish(&tables, output.with("plan", plan_json(Some(&plan)))))
 }
 
@@ -120,7 +124,7 @@ fn report_json(report: &Report) -> Value {
 /// The plan's segments, and the input of one of them.
 async fn segment_input(tables: &Tables, segment: u32, page_size: Option<u32>) -> Result<SegmentInput> {
     let plan = load_plan(tables).await?.ok_or_else(no_plan)?.record;
-    generation::check_layout(&plan, tables.layout())?;
+    generation::check_plan(&plan, tables)?;
     Ok(SegmentInput { segment, segments: plan.segments, page_size: page_size.unwrap_or(DEFAULT_PAGE_SIZE) })
 }
 

@@ -244,7 +244,7 @@ impl MetaStore {
     }
 
     fn check(&self, change: &Change<'_>) -> Result<()> {
-        let value_bytes = change.new.or(change.expected).map_or(0, <[u8]>::len);
+        let value_bytes = change.new.map_or(0, <[u8]>::len);
         if self.mode == Mode::V1Only {
             check_v1_key(change.key)?;
             if v1_item_bytes(change.key, value_bytes) > MOST_ITEM_BYTES {

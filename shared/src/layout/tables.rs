@@ -420,7 +420,7 @@ impl Tables {
             self.meter.failed(&failure);
             answer_lost |= matches!(failure, Failure::Lost(_));
             if !failure.may_pass() || elapsed(started, self.environment.now()) + pause > self.patience {
-                return Err(if answer_lost && failure.may_pass() {
+                return Err(if answer_lost {
                     Error::new(ErrorKind::OutcomeUnknown, format!("{what}: the answer was lost: {failure}"))
                         .next("read the key; the write may or may not have landed")
                 } else {

@@ -21,6 +21,10 @@ pub const DEFAULT_PAGE_SIZE: u32 = 1000;
 /// Largest page that the input may ask for; a Scan ends at 1 MB anyway.
 pub const MOST_PAGE_SIZE: u32 = 10_000;
 
+/// How long a request is tried again within a step that is ended from outside: less than what a step leaves unused
+/// before its deadline, so that a stuck table ends in a typed error.
+const STEP_PATIENCE: Duration = Duration::from_secs(8);
+
 /// Detail of an output: what this invocation alone did, while the progress is the segment's running total.
 pub const STEP: &str = "step";
 
@@ -118,7 +122,10 @@ impl Walker {
         origin: Origin<'_>,
     ) -> Result<Self> {
         check_input(&input)?;
-        let tables = tables.metered();
+        let mut tables = tables.metered();
+        if budget.has_deadline() {
+            tables = tables.patient(STEP_PATIENCE);
+        }
         let key = walk.key(input.segment);
         let writer = tables.environment().id();
         let stored = match (tables.load::<Segment>(&key).await?, origin) {
@@ -168,6 +175,12 @@ impl Walker {
         if self.segment().state == State::Done {
             return Ok(Status::Done);
         }
+        if self.control.paused {
+            return Ok(Status::Paused);
+        }
+        if self.budget.is_spent() {
+            return Ok(Status::Continue);
+        }
         let tables = self.tables.clone();
         let mut upcoming = Some(self.read(&tables, visitor, self.segment().cursor.clone()).await?);
         while let Some((prepared, next, work)) = upcoming.take() {
@@ -177,6 +190,9 @@ impl Walker {
             if self.budget.is_spent() {
                 return Ok(Status::Continue);
             }
+            // Nobody would work on a page behind the last one of this invocation.
+            let stops_here = self.budget.is_last_page() && next.is_some();
+            let next = next.filter(|_| !stops_here);
             let (input, walk) = (self.input.clone(), self.walk.clone());
             let ahead = async {
                 match next {
@@ -201,6 +217,9 @@ impl Walker {
             self.pages += 1;
             self.take_control(control?).await?;
             upcoming = ahead?;
+            if stops_here {
+                return Ok(Status::Continue);
+            }
         }
         if let Some(status) = visitor.finish(self).await? {
             return Ok(status);

@@ -1,7 +1,6 @@
 //! The same on an S3 API: a server that this test starts on a free port and stops.
 //!
-//! `ministack` (`pip install ministack==1.5.33`, which the gate does) is looked for where `METASHIFT_MINISTACK` says,
-//! where the gate installs its tools, and on the PATH.
+//! `ministack` is what `METASHIFT_MINISTACK` names, else what the gate has installed, else installed the same way.
 
 use std::net::TcpListener;
 use std::process::Stdio;
@@ -17,21 +16,39 @@ use object_store::aws::AmazonS3Builder;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
+use tokio::sync::OnceCell;
 
 use super::support::{Mortal, at, budget, dump, finish, memory, migrate, records};
 
-/// Where the gate installs it, else whatever the PATH names.
-fn program() -> String {
+/// The server's program: the one that is named or installed, else installed now, as the gate does.
+async fn program() -> String {
+    static PROGRAM: OnceCell<String> = OnceCell::const_new();
+    PROGRAM.get_or_init(find_or_install).await.clone()
+}
+
+async fn find_or_install() -> String {
     if let Ok(program) = std::env::var("METASHIFT_MINISTACK") {
         return program;
     }
-    let tools = std::env::var("METASHIFT_TOOLS").ok();
-    let cache = std::env::var("HOME").map(|home| format!("{home}/.cache/metashift/tools")).ok();
-    let installed = [tools, cache].into_iter().flatten().map(|tools| format!("{tools}/stack/bin/ministack"));
-    installed
-        .into_iter()
-        .find(|program| std::path::Path::new(program).exists())
-        .unwrap_or("ministack".to_owned())
+    let home = std::env::var("HOME").expect("HOME is set");
+    let tools = std::env::var("METASHIFT_TOOLS").unwrap_or(format!("{home}/.cache/metashift/tools"));
+    let folder = format!("{tools}/stack");
+    let program = format!("{folder}/bin/ministack");
+    if !std::path::Path::new(&program).exists() {
+        let requirements = concat!(env!("CARGO_MANIFEST_DIR"), "/../.ci/stack-requirements.txt");
+        run("python3", &["-m", "venv", &folder]).await;
+        run(&format!("{folder}/bin/pip"), &["install", "--quiet", "--requirement", requirements]).await;
+        std::fs::copy(requirements, format!("{folder}/installed.txt")).unwrap();
+    }
+    program
+}
+
+async fn run(program: &str, arguments: &[&str]) {
+    let status = Command::new(program).args(arguments).status().await;
+    assert!(
+        status.is_ok_and(|status| status.success()),
+        "{program} {arguments:?}: Python 3.11 with venv is needed"
+    );
 }
 
 /// A running server; dropped, it is killed.
@@ -43,7 +60,7 @@ struct Server {
 impl Server {
     async fn start() -> Self {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let program = program();
+        let program = program().await;
         let child = Command::new(&program)
             .env("GATEWAY_PORT", port.to_string())
             .env("MINISTACK_HOST", "127.0.0.1")
@@ -51,7 +68,7 @@ impl Server {
             .stderr(Stdio::null())
             .kill_on_drop(true)
             .spawn()
-            .unwrap_or_else(|error| panic!("{program}: {error}; pip install ministack==1.5.33"));
+            .unwrap_or_else(|error| panic!("{program}: {error}"));
         let server = Self { _child: child, port };
         let up = async {
             while !server.makes_a_bucket().await {

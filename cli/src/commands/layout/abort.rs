@@ -2,6 +2,7 @@
 
 use clap::Args;
 use metashift::layout::cutover::{Released, Why, release_barrier};
+use metashift::layout::status::Overview;
 use metashift::{Error, ErrorKind, Result};
 use serde_json::json;
 
@@ -31,6 +32,24 @@ pub(crate) async fn run(args: AbortArgs, output: &Output) -> Result<()> {
             ("released", format!("the cutover {} is ended; writers go on under v1", cutover.epoch))
         }
         Released::NotHeld | Released::Held(_) | Released::NotYet(_) => {
+            let overview = Overview::load(&tables).await?;
+            if let Some(cutover) = overview.plan.as_ref().and_then(|plan| plan.cutover.as_ref()) {
+                return Err(Error::new(
+                    ErrorKind::Superseded,
+                    format!(
+                        "the barrier is held by the cutover {}, not by the one that was named",
+                        cutover.epoch
+                    ),
+                )
+                .next(format!("metashift layout abort --epoch {}", cutover.epoch)));
+            }
+            if overview.leftovers.barrier && !overview.leftovers.marker {
+                return Err(Error::new(
+                    ErrorKind::ForeignLeftovers,
+                    "a write barrier stands that no plan of ours knows: another migrator's finalization",
+                )
+                .next("end it with that migrator, or take it over: metashift layout run --local --finalize --adopt-foreign-barrier"));
+            }
             ("notHeld", "no cutover holds the write barrier; nothing to do".to_owned())
         }
     };

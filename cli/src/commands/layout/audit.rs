@@ -9,7 +9,8 @@ use metashift::layout::plan::refused;
 use metashift::layout::preflight::Accepted;
 use metashift::layout::records::plan::State;
 use metashift::layout::run::Run;
-use metashift::layout::verify;
+use metashift::layout::status;
+use metashift::layout::verify::{self, Summary};
 use metashift::layout::walk::DEFAULT_PAGE_SIZE;
 use serde_json::json;
 
@@ -28,11 +29,25 @@ pub(crate) struct AuditArgs {
     page_size: u32,
 }
 
-/// The id of an audit in the records; today's date unless named.
-pub(super) fn id(tables: &Tables, named: Option<String>) -> Result<String> {
+/// The audits of an id in order: `audit-<id>`, `audit-<id>-2` and so on. The last one that is done, and the one that is
+/// to be walked next: unfinished, or fresh.
+pub(super) async fn ids(
+    tables: &Tables,
+    segments: u32,
+    named: Option<String>,
+) -> Result<(Option<(String, Summary)>, String)> {
     let id = named.unwrap_or_else(|| tables.environment().now().strftime("%F").to_string());
     check_id("audit id", &id)?;
-    Ok(format!("audit-{id}"))
+    let mut done = None;
+    for number in 1.. {
+        let this = if number == 1 { format!("audit-{id}") } else { format!("audit-{id}-{number}") };
+        let summary = status::rehearsal(tables, segments, &this).await?;
+        if !summary.is_complete() {
+            return Ok((done, this));
+        }
+        done = Some((this, summary));
+    }
+    Ok((done, format!("audit-{id}")))
 }
 
 pub(crate) async fn run(args: AuditArgs, output: &Output) -> Result<()> {
@@ -41,7 +56,7 @@ pub(crate) async fn run(args: AuditArgs, output: &Output) -> Result<()> {
     if plan.state != State::Final {
         return Err(refused(&plan, State::Final));
     }
-    let id = id(&tables, args.audit_id)?;
+    let (_, id) = ids(&tables, plan.segments, args.audit_id).await?;
     let run = Run {
         tables,
         wish: PlanWish::default(),

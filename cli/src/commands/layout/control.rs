@@ -24,7 +24,9 @@ pub(crate) struct ControlArgs {
 }
 
 pub(crate) async fn throttle(args: ThrottleArgs, output: &Output) -> Result<()> {
-    let control = status::throttle(&args.tables.tables().await?, args.write_units).await?;
+    let tables = args.tables.tables().await?;
+    super::release_expired(&tables, output).await?;
+    let control = status::throttle(&tables, args.write_units).await?;
     output.say(match control.write_units {
         Some(units) => format!("at most {units} write units a second from each worker's next page on"),
         None => "unlimited from each worker's next page on".to_owned(),
@@ -35,6 +37,7 @@ pub(crate) async fn throttle(args: ThrottleArgs, output: &Output) -> Result<()> 
 
 pub(crate) async fn pause(args: ControlArgs, paused: bool, output: &Output) -> Result<()> {
     let tables = args.tables.tables().await?;
+    super::release_expired(&tables, output).await?;
     let control = status::change_control(&tables, |control| control.paused = paused).await?;
     output.say(if paused {
         "paused: every worker stops at its next page; go on with metashift layout resume"

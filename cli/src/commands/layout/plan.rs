@@ -2,10 +2,11 @@
 
 use clap::Args;
 use metashift::Result;
+use metashift::layout::Tables;
 use metashift::layout::cloudwatch;
 use metashift::layout::generation::PlanWish;
 use metashift::layout::preflight::{Accepted, Estimate, Report, preflight};
-use metashift::layout::records::segment::Walk;
+use metashift::layout::records::segment::{State as SegmentState, Walk};
 use metashift::layout::run::Run;
 use metashift::layout::status::walk_segments;
 use metashift::layout::walk::DEFAULT_PAGE_SIZE;
@@ -52,6 +53,7 @@ pub(crate) async fn run(args: PlanArgs, output: &Output) -> Result<()> {
     if args.survey {
         let id = args.survey_id.unwrap_or_else(|| tables.environment().now().strftime("%F").to_string());
         metashift::layout::cutover::check_id("survey id", &id)?;
+        let id = next_survey(&tables, &id, args.segments).await?;
         let run = Run {
             tables: tables.clone(),
             wish: PlanWish::default(),
@@ -77,6 +79,20 @@ pub(crate) async fn run(args: PlanArgs, output: &Output) -> Result<()> {
     }
     show(output, &report, &estimate, &survey);
     report.check()
+}
+
+/// The survey that is to be walked: `<id>-<segments>`, unfinished; else the next of `<id>-<segments>-2` and so on.
+async fn next_survey(tables: &Tables, id: &str, segments: u32) -> Result<String> {
+    let mut number = 1;
+    loop {
+        let this = if number == 1 { format!("{id}-{segments}") } else { format!("{id}-{segments}-{number}") };
+        let walked = walk_segments(tables, segments, &Walk::Survey { run: this.clone() }).await?;
+        let done = walked.iter().filter(|one| one.state == SegmentState::Done).count();
+        if done < segments as usize {
+            return Ok(this);
+        }
+        number += 1;
+    }
 }
 
 fn show(output: &Output, report: &Report, estimate: &Estimate, survey: &Value) {

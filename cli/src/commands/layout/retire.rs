@@ -8,7 +8,6 @@ use metashift::layout::generation::{load_plan, no_plan};
 use metashift::layout::key::INTERNAL_PREFIX;
 use metashift::layout::plan::refused;
 use metashift::layout::records::plan::State;
-use metashift::layout::status;
 use metashift::layout::transaction::Side;
 use metashift::layout::verify;
 use metashift::{Error, ErrorKind, Result};
@@ -16,6 +15,9 @@ use serde_json::json;
 
 use crate::connect::TableArgs;
 use crate::output::Output;
+
+/// An audit that ended longer ago says nothing of today.
+const AUDIT_AGE: Duration = Duration::from_secs(12 * 3600);
 
 #[derive(Debug, Args)]
 pub(crate) struct RetireArgs {
@@ -38,8 +40,7 @@ pub(crate) async fn run(args: RetireArgs, output: &Output) -> Result<()> {
     let Some(cutover) = plan.cutover.as_ref().filter(|_| plan.state == State::Final) else {
         return Err(refused(&plan, State::Final));
     };
-    let audit = super::audit::id(&tables, args.audit_id)?;
-    let summary = status::rehearsal(&tables, plan.segments, &audit).await?;
+    let (audit, _) = super::audit::ids(&tables, plan.segments, args.audit_id).await?;
     let age = elapsed(cutover.installed_at, tables.environment().now());
     let horizon = Duration::from_secs(u64::from(args.horizon_days) * 24 * 3600);
     let mut obstacles = Vec::new();
@@ -56,13 +57,17 @@ pub(crate) async fn run(args: RetireArgs, output: &Output) -> Result<()> {
             .next("wait for the retention horizon"),
         );
     }
-    if !summary.is_complete() {
-        obstacles.push(
-            Error::new(ErrorKind::RolloutNotReady, format!("{audit} is not done"))
+    let now = tables.environment().now();
+    match &audit {
+        Some((id, found)) if found.mismatched > 0 => {
+            obstacles
+                .push(verify::failed(found).next(format!("metashift layout audit; {id} found differences")));
+        }
+        Some((_, found)) if found.updated_at.is_some_and(|at| elapsed(at, now) < AUDIT_AGE) => {}
+        _ => obstacles.push(
+            Error::new(ErrorKind::RolloutNotReady, "no clean audit of the last hours is there")
                 .next("metashift layout audit"),
-        );
-    } else if summary.mismatched > 0 {
-        obstacles.push(verify::failed(&summary).next("metashift layout audit names the differences"));
+        ),
     }
     let commands = commands(tables.name(Side::V1));
     let items = tables.describe(Side::V1).await?.map_or(0, |facts| facts.items);

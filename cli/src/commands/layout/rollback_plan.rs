@@ -17,6 +17,7 @@ pub(crate) struct RollbackPlanArgs {
 
 pub(crate) async fn run(args: RollbackPlanArgs, output: &Output) -> Result<()> {
     let tables = args.tables.tables().await?;
+    super::release_expired(&tables, output).await?;
     let overview = Overview::load(&tables).await?;
     let state = overview.plan.as_ref().map(|plan| plan.state);
     let (safe, steps) = advice(state, overview.leftovers.marker, overview.leftovers.barrier);
@@ -53,7 +54,7 @@ fn advice(state: Option<State>, marker: bool, barrier: bool) -> (bool, Vec<&'sta
                 "roll the nodes back to v1-only",
             ],
         ),
-        None if barrier => (
+        _ if barrier => (
             false,
             vec![
                 "a barrier stands that no plan of ours knows: another migrator may publish at any time",
@@ -86,6 +87,7 @@ mod tests {
         }
         assert!(!advice(Some(State::Final), false, true).0);
         assert!(!advice(None, false, true).0);
+        assert!(!advice(Some(State::Open), false, true).0);
     }
 
     #[test]

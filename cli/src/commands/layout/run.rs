@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use metashift::Result;
+use metashift::error::Class;
 use metashift::layout::cutover::{DEFAULT_DEADLINE, Evidence, FamilyRead, Start};
 use metashift::layout::generation::PlanWish;
 use metashift::layout::preflight::{Accepted, Estimate};
@@ -11,7 +12,7 @@ use metashift::layout::records::plan::OnFailure;
 use metashift::layout::run::{Finished, Run, Total};
 use metashift::layout::status::Overview;
 use metashift::layout::transaction::Side;
-use metashift::layout::walk::DEFAULT_PAGE_SIZE;
+use metashift::layout::walk::{DEFAULT_PAGE_SIZE, check_page_size};
 use metashift::layout::{Layout, Tables};
 use serde_json::{Value, json};
 
@@ -189,6 +190,7 @@ pub(crate) async fn execute(
 }
 
 pub(crate) async fn run(args: RunArgs, output: &Output) -> Result<()> {
+    check_page_size(args.page_size)?;
     let tables = args.tables.tables().await?;
     if !args.local {
         let input = machine_input(&args, tables.layout());
@@ -222,7 +224,18 @@ pub(crate) async fn run(args: RunArgs, output: &Output) -> Result<()> {
             owner: format!("local:{}", environment.id()),
             adopt_foreign_barrier: args.accept.adopt_foreign_barrier,
         };
-        let finished = run.finalize(&start, &Evidence::Acknowledged(args.rollout_acknowledged)).await?;
+        output.handle_stop();
+        let evidence = Evidence::Acknowledged(args.rollout_acknowledged);
+        let finished = tokio::select! {
+            finished = run.finalize(&start, &evidence) => finished?,
+            _ = tokio::signal::ctrl_c() => {
+                // Writers must not stay blocked because somebody pressed a key.
+                run.release(&start.epoch).await;
+                output.keeps("what was copied is kept; the same command without --new-generation and --epoch goes on");
+                output.stopped();
+                std::process::exit(i32::from(Class::Stopped.exit_code()));
+            }
+        };
         show_finished(output, &finished);
         return Ok(());
     }

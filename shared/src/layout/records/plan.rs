@@ -67,6 +67,9 @@ pub struct Plan {
     pub version: u32,
     /// Fingerprint of the layout.
     pub layout: String,
+    /// Name of the companion table that it copies to.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub companion: Option<String>,
     /// Segments of every walk: 1 to 256.
     pub segments: u32,
     /// Number of the backfill generation, from 0.
@@ -82,6 +85,9 @@ pub struct Plan {
     /// Epoch of the last cutover that was released.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub released: Option<String>,
+    /// Id of the last repair that ended.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub ended_repair: Option<String>,
     /// Fields of other versions.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
@@ -95,12 +101,14 @@ impl Plan {
         Self {
             version: VERSION,
             layout,
+            companion: None,
             segments,
             generation: 0,
             state: State::Opening,
             repair_run: None,
             cutover: None,
             released: None,
+            ended_repair: None,
             extra: Map::new(),
         }
     }

@@ -141,7 +141,8 @@ impl Tables {
                 .build()
                 .map_err(Failure::build)
         };
-        self.attempt(&format!("creating table {name}"), || async {
+        let what = format!("creating table {name}");
+        let created = self.attempt(&what, || async {
             self.client
                 .create_table()
                 .table_name(name)
@@ -154,8 +155,13 @@ impl Tables {
                 .send()
                 .await
                 .map_err(|error| Failure::of(&error))
-        })
-        .await?;
+        });
+        if let Err(error) = created.await {
+            // An answer that was lost, or somebody else: the table is there all the same.
+            if self.describe(Side::V2).await?.is_none() {
+                return Err(error);
+            }
+        }
         loop {
             if self.describe(Side::V2).await?.is_some_and(|facts| facts.active) {
                 return Ok(());
