@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 
-use aws_config::{BehaviorVersion, Region};
+use aws_config::{BehaviorVersion, Region, SdkConfig};
 use aws_sdk_dynamodb::config::{Builder, Credentials};
 use clap::Args;
 use metashift::environment::Environment;
 use metashift::layout::{Layout, Tables, tables};
 use metashift::{Error, ErrorKind, Result};
+use serde_json::{Map, Value, json};
 
 /// Which tables, and where.
 #[derive(Debug, Clone, Args)]
@@ -46,6 +47,32 @@ impl TableArgs {
         Ok(Tables::new(client, &self.table, self.companion.clone(), layout, Environment::system()))
     }
 
+    /// True where no other server is named.
+    pub(crate) fn is_aws(&self) -> bool {
+        self.endpoint.is_none()
+    }
+
+    /// The region that the flags name.
+    pub(crate) fn region(&self) -> Option<&str> {
+        self.region.as_deref()
+    }
+
+    /// The fields of a state machine's input that name the tables; what the stack knows by itself is left out.
+    pub(crate) fn machine_input(&self, layout: &Layout) -> Map<String, Value> {
+        let mut input =
+            Map::from_iter([("version".to_owned(), json!(1)), ("table".to_owned(), json!(self.table))]);
+        if let Some(companion) = &self.companion {
+            input.insert("companion".to_owned(), json!(companion));
+        } else {
+            input
+                .insert("companion".to_owned(), json!(format!("{}{}", self.table, tables::COMPANION_SUFFIX)));
+        }
+        if self.layout.is_some() {
+            input.insert("layout".to_owned(), json!(layout));
+        }
+        input
+    }
+
     async fn config(&self) -> Builder {
         let mut loader = aws_config::defaults(BehaviorVersion::latest());
         if let Some(region) = &self.region {
@@ -68,6 +95,15 @@ impl TableArgs {
         }
         config
     }
+}
+
+/// The environment's AWS configuration.
+pub(crate) async fn sdk_config(region: Option<&str>) -> SdkConfig {
+    let mut loader = aws_config::defaults(BehaviorVersion::latest());
+    if let Some(region) = region {
+        loader = loader.region(Region::new(region.to_owned()));
+    }
+    loader.load().await
 }
 
 fn is_on_this_machine(endpoint: &str) -> bool {

@@ -5,6 +5,7 @@
 
 mod commands;
 mod connect;
+mod execution;
 mod output;
 
 use std::process::ExitCode;

@@ -6,6 +6,7 @@
 //! ([`family`], [`cursor`], [`transaction`], [`outcome`], [`plan`]); only [`tables`] talks to DynamoDB.
 
 pub mod backfill;
+pub mod cloudwatch;
 pub mod cursor;
 pub mod cutover;
 pub mod family;

@@ -1,12 +1,20 @@
 //! The layout migration against a DynamoDB-compatible server.
 
 mod backfill_races;
+mod controls;
 mod cutovers;
+mod faults_on_reads;
+mod faults_on_writes;
+mod histories;
+mod kills;
 mod migration;
+mod refusals;
 mod rejects;
+mod repairs;
 mod store_authority;
 mod store_limits;
 mod store_mutations;
 mod store_prefixes;
 mod support;
+mod transitions;
 mod verification;

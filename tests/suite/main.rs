@@ -2,7 +2,6 @@
 //!
 //! Compiled as one integration test of the `metashift-cli` package (`cargo test -p metashift-cli --test suite
 //! --all-features`), so that `env!("CARGO_BIN_EXE_metashift")` is the command, built with crash points.
-
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -10,6 +9,7 @@
     clippy::indexing_slicing,
     reason = "a test fails by panicking"
 )]
+#![allow(clippy::pedantic, clippy::type_complexity, reason = "pedantry is for what ships")]
 
 mod catalog;
 mod layout;

@@ -23,6 +23,7 @@ use metashift::{Error, ErrorKind, Result};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::execution::{Machine, MachineArgs};
 use crate::output::Output;
 
 mod demo;
@@ -74,6 +75,14 @@ pub(crate) struct Migrate {
     /// Stop after this many batches
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_steps: Option<u32>,
+    /// Run the steps in this process; without it the deployed state machine runs them, unless the store is a file:// one
+    #[arg(long)]
+    local: bool,
+    #[command(flatten)]
+    machine: MachineArgs,
+    /// AWS region of the state machine; else as the environment says
+    #[arg(long)]
+    region: Option<String>,
     /// How many days the checkpoint of the result stays
     #[arg(long, value_name = "N", default_value_t = 7)]
     final_checkpoint_days: u32,
@@ -146,6 +155,9 @@ async fn migrate(run: Migrate, environment: &Environment, budget: Budget, output
         max_steps: run.max_steps,
         final_checkpoint_days: Some(run.final_checkpoint_days),
     };
+    if !run.local && !run.dry_run && input.store.starts_with("s3://") {
+        return execute(&run.machine, run.region.as_deref(), &input, environment, output).await;
+    }
     if run.dry_run {
         let location = Location::parse(&input.store)?;
         let registry = Registry::shipped();
@@ -158,6 +170,44 @@ async fn migrate(run: Migrate, environment: &Environment, budget: Budget, output
     let answer = invoke(&input, environment, budget, Stop::default(), &observe).await;
     progress.bar.finish_and_clear();
     show_answer(&answer?, output)
+}
+
+/// Starts the state machine, or attaches to it, and follows it and the store to the end.
+async fn execute(
+    args: &MachineArgs,
+    region: Option<&str>,
+    input: &Input,
+    environment: &Environment,
+    output: &Output,
+) -> Result<()> {
+    let machine = Machine::find(args, "-catalog-format", region).await?;
+    let asked = json!({
+        "version": VERSION, "mode": "run", "store": input.store, "toFormat": input.to_format,
+        "checkpoint": input.checkpoint, "finalCheckpointDays": input.final_checkpoint_days,
+    });
+    let execution = machine.start(args, &environment.id(), &asked, output).await?;
+    let location = Location::parse(&input.store)?;
+    let ended = machine
+        .follow(&execution, output, || async {
+            let budget = Budget::unbounded(environment.clone());
+            let registry = Registry::shipped();
+            let found = inspect(&location, &registry, input.to_format, false, environment, &budget).await?;
+            let line = match &found.under_way {
+                Some(unit) => format!(
+                    "format {}, on the way to {}, batch {}",
+                    found.format, unit.to_format, found.batch_seq
+                ),
+                None => format!("format {}", found.format),
+            };
+            Ok((
+                line,
+                json!({ "format": found.format, "underWay": found.under_way, "batchSeq": found.batch_seq }),
+            ))
+        })
+        .await?;
+    output.emit(&ended);
+    output.say(format!("done; metashift catalog status {} shows where it is", input.store));
+    Ok(())
 }
 
 /// Progress by records moved: a bar for people, a line a second for programs.

@@ -40,11 +40,9 @@ pub trait CommitAuthority: Send + Sync {
     /// Waits until everything committed so far is durable. A fenced writer learns it here at the latest.
     async fn settle(&self) -> Result<()>;
 
-    /// Makes everything durable and takes a named checkpoint; without a lifetime it stays until it is released.
+    /// Makes everything durable and takes a named checkpoint, in place of older ones with that name; without a lifetime
+    /// it stays until it is released.
     async fn checkpoint(&self, name: &str, lifetime: Option<Duration>) -> Result<()>;
-
-    /// Names of the checkpoints that the store has.
-    async fn checkpoints(&self) -> Result<Vec<String>>;
 
     /// Ends the session.
     async fn close(&self, ending: Ending) -> Result<()>;

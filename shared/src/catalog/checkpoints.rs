@@ -68,6 +68,21 @@ async fn delete(location: &Location, checkpoint: &Checkpoint, deadline: &Deadlin
     deadline.wait(&what, admin(location).delete_checkpoint(checkpoint.id)).await
 }
 
+/// Releases the checkpoints with a name but for the one just taken.
+pub(crate) async fn supersede(
+    location: &Location,
+    name: &str,
+    taken: &str,
+    deadline: &Deadline,
+) -> Result<()> {
+    for old in
+        all(location, deadline).await?.iter().filter(|found| is(found, name) && found.id.to_string() != taken)
+    {
+        delete(location, old, deadline).await?;
+    }
+    Ok(())
+}
+
 /// Every checkpoint of a store.
 pub async fn list(
     location: &Location,

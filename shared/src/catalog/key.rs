@@ -236,8 +236,6 @@ pub mod prefix {
     pub const LIVE_INSERTS: &[u8] = &[6, 3, 2];
     /// Archived inline chunks.
     pub const ARCHIVED_INSERTS: &[u8] = &[6, 4, 2];
-    /// Archived inline row deletes.
-    pub const ARCHIVED_ROW_DELETES: &[u8] = &[6, 4, 3];
     /// Row tombstones.
     pub const ROW_TOMBSTONES: &[u8] = &[6, 9];
     /// Current schemas.

@@ -195,7 +195,8 @@ impl Seeder {
         Ok(())
     }
 
-    /// Chunks at snapshot 3, an archived one at 4; of the rows every second is deleted, at 5 or at 6.
+    /// Chunks at snapshot 3, of whose rows every second is deleted, at 5 or at 6; and an archived one with a deletion,
+    /// which a migration has to leave where they are.
     async fn rows(&mut self) -> Result<()> {
         let (table_id, rows) = (ROW_TABLE, 2 * self.seed.tombstones);
         let chunk_rows = (rows / 4).max(1);

@@ -125,35 +125,34 @@ impl View {
         Ok(found)
     }
 
-    /// Inline rows of every table at a snapshot, archived chunks and deletions included.
+    /// Inline rows of every table at a snapshot.
+    ///
+    /// Live chunks and the events that delete their rows; archived ones count for nothing, as in the released crates:
+    /// what was flushed is read from data files, also at earlier snapshots.
     pub async fn rows(&self, at: u64) -> Result<BTreeMap<u64, Vec<VisibleRows>>> {
         let deletions = self.deletions().await?;
         let mut found: BTreeMap<u64, Vec<VisibleRows>> = BTreeMap::new();
-        for range in [prefix::LIVE_INSERTS, prefix::ARCHIVED_INSERTS] {
-            let mut rows = self.state.scan(Range::prefix(range), Fetch::Ahead).await?;
-            while let Some((key, value)) = rows.next().await? {
-                let Key::Inline(Inline::Live(operation) | Inline::Archived(operation)) = Key::decode(&key)?
-                else {
-                    return Err(strange(&key));
-                };
-                let Operation::Insert { table_id, begin_snapshot, .. } = operation else {
-                    return Err(strange(&key));
-                };
-                if begin_snapshot > at {
-                    continue;
-                }
-                let chunk: InlineChunk = unframe(&key, &value)?;
-                let end = chunk.row_id_start.saturating_add(chunk.row_count);
-                let row_ids = (chunk.row_id_start..end)
-                    .filter(|row| {
-                        let events = deletions.get(&(table_id, *row)).map_or(&[][..], Vec::as_slice);
-                        !deleted(begin_snapshot, events, at)
-                    })
-                    .collect::<Vec<_>>();
-                if !row_ids.is_empty() {
-                    let rows = VisibleRows { begin_snapshot, row_ids, body: chunk.body };
-                    found.entry(table_id).or_default().push(rows);
-                }
+        let mut rows = self.state.scan(Range::prefix(prefix::LIVE_INSERTS), Fetch::Ahead).await?;
+        while let Some((key, value)) = rows.next().await? {
+            let Key::Inline(Inline::Live(Operation::Insert { table_id, begin_snapshot, .. })) =
+                Key::decode(&key)?
+            else {
+                return Err(strange(&key));
+            };
+            if begin_snapshot > at {
+                continue;
+            }
+            let chunk: InlineChunk = unframe(&key, &value)?;
+            let end = chunk.row_id_start.saturating_add(chunk.row_count);
+            let row_ids: Vec<_> = (chunk.row_id_start..end)
+                .filter(|row| {
+                    let events = deletions.get(&(table_id, *row)).map_or(&[][..], Vec::as_slice);
+                    !deleted(begin_snapshot, events, at)
+                })
+                .collect();
+            if !row_ids.is_empty() {
+                let rows = VisibleRows { begin_snapshot, row_ids, body: chunk.body };
+                found.entry(table_id).or_default().push(rows);
             }
         }
         for rows in found.values_mut() {
@@ -162,16 +161,15 @@ impl View {
         Ok(found)
     }
 
-    /// When each row was deleted, from all three places that formats 1 to 12 know.
+    /// When each row was deleted: row deletes of formats 1 to 8, tombstones from 9 on.
     async fn deletions(&self) -> Result<BTreeMap<(u64, u64), Vec<u64>>> {
         let mut events: BTreeMap<(u64, u64), Vec<u64>> = BTreeMap::new();
-        for range in [prefix::LIVE_ROW_DELETES, prefix::ARCHIVED_ROW_DELETES, prefix::ROW_TOMBSTONES] {
+        for range in [prefix::LIVE_ROW_DELETES, prefix::ROW_TOMBSTONES] {
             let mut rows = self.state.scan(Range::prefix(range), Fetch::Ahead).await?;
             while let Some((key, value)) = rows.next().await? {
                 let row = match Key::decode(&key)? {
                     Key::Inline(
                         Inline::Live(Operation::RowDelete { table_id, row_id })
-                        | Inline::Archived(Operation::RowDelete { table_id, row_id })
                         | Inline::RowTombstone { table_id, row_id, .. },
                     ) => (table_id, row_id),
                     _ => return Err(strange(&key)),

@@ -216,6 +216,7 @@ fn record_reject(generation: u64, segment: u32, n: u64, reject: &Reject) -> Resu
 /// How many of the entries fit one transaction.
 fn group_size(walker: &Walker, entries: &[Entry]) -> usize {
     let layout = walker.tables.layout();
+    let most_keys = walker.most_keys();
     let (mut keys, mut rejects, mut actions, mut bytes) = (0, 0, 0, 0);
     for (index, entry) in entries.iter().enumerate() {
         match &entry.verdict {
@@ -234,7 +235,7 @@ fn group_size(walker: &Walker, entries: &[Entry]) -> usize {
             }
             Verdict::Internal | Verdict::AlreadyLive(_) | Verdict::Gone | Verdict::Differs => {}
         }
-        if keys > walker.group_keys
+        if keys > most_keys
             || rejects > MOST_GROUP_REJECTS
             || actions > MOST_GROUP_ACTIONS
             || bytes > MOST_GROUP_BYTES

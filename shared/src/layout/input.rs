@@ -368,6 +368,44 @@ mod tests {
         assert!(parse::<ReleaseBarrierInput>(release(&event("{}"))).is_ok());
     }
 
+    /// The examples that `docs/steps.md` quotes.
+    #[test]
+    fn every_documented_input_parses() {
+        fn parses<T: DeserializeOwned>(raw: Value) -> Result<()> {
+            parse::<T>(raw).map(drop)
+        }
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/deployment/examples");
+        let mut seen = 0;
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            let Some(step) = name.strip_suffix(".input.json").map(|name| name.split('.').next().unwrap())
+            else {
+                continue;
+            };
+            let mut raw: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+            if let Some(release) = release_of_event(&raw, Some("lake"), None).unwrap() {
+                raw = release;
+            }
+            let parsed = match step {
+                "preflight" => parses::<PreflightInput>(raw),
+                "backfill-page" => parses::<BackfillPageInput>(raw),
+                "verify" => parses::<VerifyInput>(raw),
+                "repair-page" => parses::<RepairPageInput>(raw),
+                "finish-repair" => parses::<FinishRepairInput>(raw),
+                "check-rollout" => parses::<CheckRolloutInput>(raw),
+                "install-barrier" => parses::<InstallBarrierInput>(raw),
+                "publish-marker" => parses::<PublishMarkerInput>(raw),
+                "release-barrier" => parses::<ReleaseBarrierInput>(raw),
+                "verify-prefix-reads" => parses::<VerifyPrefixReadsInput>(raw),
+                _ => continue,
+            };
+            parsed.unwrap_or_else(|error| panic!("{name}: {error}"));
+            seen += 1;
+        }
+        assert!(seen >= 10, "{seen} examples");
+    }
+
     proptest! {
         #[test]
         fn arbitrary_fields_never_panic(name in "\\PC{0,12}", number: i64) {

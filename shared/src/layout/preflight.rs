@@ -24,6 +24,10 @@ pub const NEW_TABLE_WRITE_UNITS: f64 = 4000.0;
 /// Read request units a second that a new on-demand table gives at once.
 pub const NEW_TABLE_READ_UNITS: f64 = 12_000.0;
 
+/// Mutations a second of v1 from which the barrier's check is worth a warning. Every dual mutation checks the one
+/// barrier item; one partition takes about 500 such checks a second (1,000 write units, 2 a check).
+pub const BUSY_WRITES: f64 = 50.0;
+
 /// What a person accepts with the input.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Accepted {
@@ -109,6 +113,8 @@ pub struct Report {
     pub leftovers: Leftovers,
     /// What the migration will take.
     pub estimate: Estimate,
+    /// Write request units a second of v1, where it is known.
+    pub writes_per_second: Option<f64>,
     /// Worth knowing, but no obstacle.
     pub warnings: Vec<String>,
     /// What stands in the way, each with what to do; the first is the error of a run.
@@ -125,7 +131,13 @@ impl Report {
 /// Looks at both tables and everything that could stand in the way. Changes nothing.
 ///
 /// Fails only where v1 cannot be looked at at all; obstacles are in [`Report::blockers`].
-pub async fn preflight(tables: &Tables, accepted: Accepted) -> Result<Report> {
+///
+/// `writes_per_second` is v1's write rate as its metrics have it; `None` where nobody could tell.
+pub async fn preflight(
+    tables: &Tables,
+    accepted: Accepted,
+    writes_per_second: Option<f64>,
+) -> Result<Report> {
     let v1 = tables.describe(Side::V1).await?.ok_or_else(|| {
         Error::new(ErrorKind::TableMismatch, format!("table {} does not exist", tables.name(Side::V1)))
             .next("check --table, --endpoint and the region")
@@ -155,13 +167,21 @@ pub async fn preflight(tables: &Tables, accepted: Accepted) -> Result<Report> {
                 .to_owned(),
         );
     }
+    match writes_per_second {
+        None => warnings.push("how often v1 is written is not known".to_owned()),
+        Some(rate) if rate >= BUSY_WRITES => warnings.push(format!(
+            "v1 takes {rate:.0} write units a second: every dual write checks the one barrier item, which takes about \
+             500 checks a second; pause writers for the cutover"
+        )),
+        Some(_) => {}
+    }
     if estimate.verification_seconds > super::cutover::DEFAULT_DEADLINE.as_secs_f64() * 0.5 {
         warnings.push(format!(
             "verification takes about {:.0} s at a new table's throughput; give the cutover a longer deadline",
             estimate.verification_seconds
         ));
     }
-    Ok(Report { v1, v2, plan, leftovers, estimate, warnings, blockers })
+    Ok(Report { v1, v2, plan, leftovers, estimate, writes_per_second, warnings, blockers })
 }
 
 fn check_keys(tables: &Tables, v1: &TableFacts, v2: Option<&TableFacts>, blockers: &mut Vec<Error>) {

@@ -7,7 +7,8 @@
 use super::backfill::decide::movable;
 use super::key::{MOST_V2_KEY_BYTES, is_internal};
 use super::outcome::Reason;
-use super::records::segment::{Position, Segment, Walk};
+use super::records::plan::{self, Plan, State as PlanState};
+use super::records::segment::{Position, Segment, State as SegmentState, Walk};
 use super::tables::{Content, Item, Page, Tables};
 use super::transaction::{Action, Condition, Role, Side, Write, follow};
 use super::verify::end_of;
@@ -25,9 +26,30 @@ pub async fn repair_page(
     budget: Budget,
 ) -> Result<StepOutput> {
     let walk = Walk::Repair { run: run.to_owned(), side };
+    if let Some(output) = closed(tables, &walk, run, &input).await? {
+        return Ok(output);
+    }
     let mut walker = Walker::load(tables, walk, input, budget, Origin::Exists).await?;
     let status = walker.run(&Repair { side }).await?;
     Ok(walker.output(status))
+}
+
+/// A segment that was closed while the plan still says repairing: everything was done, and whoever was ending the
+/// repair stopped before the plan was opened.
+async fn closed(tables: &Tables, walk: &Walk, run: &str, input: &SegmentInput) -> Result<Option<StepOutput>> {
+    let record = tables.load::<Segment>(&walk.key(input.segment)).await?;
+    let Some(segment) = record.filter(|stored| stored.record.state == SegmentState::Closed) else {
+        return Ok(None);
+    };
+    let plan = tables.load::<Plan>(plan::KEY).await?;
+    let ending = plan.is_some_and(|stored| {
+        stored.record.state == PlanState::Repairing && stored.record.repair_run.as_deref() == Some(run)
+    });
+    Ok(ending.then(|| {
+        let mut output = StepOutput::new(Status::Done);
+        output.progress = super::walk::progress(&segment.record);
+        output.with("segment", input.segment)
+    }))
 }
 
 struct Repair {

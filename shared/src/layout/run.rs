@@ -112,16 +112,17 @@ impl Run {
     /// Preflight, then the plan in a state that backfill may run in.
     async fn open(&self) -> Result<Plan> {
         check_page_size(self.page_size)?;
-        if let Some(cutover) = cutover::release_expired(&self.tables).await? {
-            self.note(format!("released the barrier of the expired cutover {}", cutover.epoch));
-        }
-        let report = preflight(&self.tables, self.accepted).await?;
+        let report = preflight(&self.tables, self.accepted, None).await?;
         let blocked = report.blockers.into_iter().find(|blocker| {
             // A backfill run is what mends these two.
             !matches!(blocker.kind(), ErrorKind::BlockedByRejects | ErrorKind::BlockedByDivergence)
         });
         if let Some(blocker) = blocked {
             return Err(blocker);
+        }
+        // After the look at the tables: a table of another kind has no plan to read.
+        if let Some(cutover) = cutover::release_expired(&self.tables).await? {
+            self.note(format!("released the barrier of the expired cutover {}", cutover.epoch));
         }
         let accepted = self.accepted;
         generation::check_leftovers(
@@ -314,7 +315,10 @@ impl Run {
             });
             match output.status {
                 Status::Done => total.progress += output.progress,
-                Status::Continue => running.push(turn(number, Duration::ZERO)),
+                Status::Continue => {
+                    let after = Duration::from_secs(output.retry_after_seconds.unwrap_or_default().into());
+                    running.push(turn(number, after));
+                }
                 Status::Paused => {
                     if !std::mem::replace(&mut paused, true) {
                         self.note("paused; goes on with metashift layout resume, Ctrl-C stops it for later");

@@ -28,7 +28,13 @@ use crate::{Error, ErrorKind, Result};
 pub const DEPLOYED_SEGMENTS: u32 = 16;
 
 /// Looks, and makes or adopts the plan as the mode needs.
-pub async fn preflight(tables: &Tables, input: PreflightInput) -> Result<StepOutput> {
+///
+/// `writes_per_second` is v1's write rate, where it is known.
+pub async fn preflight(
+    tables: &Tables,
+    input: PreflightInput,
+    writes_per_second: Option<f64>,
+) -> Result<StepOutput> {
     let tables = tables.metered();
     check_page_size(input.page_size.unwrap_or(DEFAULT_PAGE_SIZE))?;
     if let Some(segments) = input.segments {
@@ -46,7 +52,7 @@ pub async fn preflight(tables: &Tables, input: PreflightInput) -> Result<StepOut
         return Ok(finish(&tables, StepOutput::new(Status::Done).with("plan", plan_json(plan.as_ref()))));
     }
     cutover::release_expired(&tables).await?;
-    let report = look(&tables, accepted).await?;
+    let report = look(&tables, accepted, writes_per_second).await?;
     let mut output = StepOutput::new(Status::Done);
     output.progress.estimated_total = Some(report.estimate.items);
     let output = output.with("report", report_json(&report));
@@ -104,6 +110,7 @@ fn report_json(report: &Report) -> Value {
         "pointInTimeRecovery": report.v2.as_ref().and_then(|v2| v2.point_in_time_recovery),
         "deletionProtection": report.v2.as_ref().map(|v2| v2.deletion_protection),
         "billingMode": if report.v1.on_demand { "PAY_PER_REQUEST" } else { "PROVISIONED" },
+        "writesPerSecond": report.writes_per_second,
         "published": report.leftovers.marker,
         "warnings": report.warnings,
         "blockers": blockers,

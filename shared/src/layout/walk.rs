@@ -30,6 +30,12 @@ pub const PAUSED_RETRY_SECONDS: u32 = 30;
 /// Pauses shorter than this, for the write rate, are waited for inside the step.
 const LONGEST_RATE_PAUSE: Duration = Duration::from_secs(20);
 
+/// Seconds of a worker's write rate that one transaction of small items takes at most.
+const RATE_GROUP_SECONDS: f64 = 5.0;
+
+/// Write units of a small item's copy: 2 for the check on v1 and 2 for the put in v2.
+const UNITS_A_KEY: f64 = 4.0;
+
 /// One segment of a walk, and how far this invocation may go.
 #[derive(Debug, Clone)]
 pub struct SegmentInput {
@@ -89,6 +95,7 @@ pub(super) struct Walker {
     control: Control,
     share: u32,
     units_paced: f64,
+    owed: Duration,
     pages: u64,
 }
 
@@ -144,6 +151,7 @@ impl Walker {
             control: Control::default(),
             share: 1,
             units_paced: 0.0,
+            owed: Duration::ZERO,
             pages: 0,
         };
         walker.read_control().await?;
@@ -162,7 +170,7 @@ impl Walker {
         }
         let tables = self.tables.clone();
         let mut upcoming = Some(self.read(&tables, visitor, self.segment().cursor.clone()).await?);
-        while let Some((prepared, next)) = upcoming.take() {
+        while let Some((prepared, next, work)) = upcoming.take() {
             if self.control.paused {
                 return Ok(Status::Paused);
             }
@@ -186,7 +194,10 @@ impl Walker {
                 return Ok(status);
             }
             allowed?;
-            self.budget.take_page();
+            // The end of a segment that was scanned before is no page: what is left to finish has the whole budget.
+            if work {
+                self.budget.take_page();
+            }
             self.pages += 1;
             self.take_control(control?).await?;
             upcoming = ahead?;
@@ -213,7 +224,7 @@ impl Walker {
         tables: &Tables,
         visitor: &V,
         after: Option<Position>,
-    ) -> Result<(V::Prepared, Option<Position>)> {
+    ) -> Result<(V::Prepared, Option<Position>, bool)> {
         visitor.check(tables).await?;
         read(tables, visitor, &self.walk, &self.input, after).await
     }
@@ -265,15 +276,34 @@ impl Walker {
         Ok(Ok(()))
     }
 
-    /// Waits so that this worker keeps its share of the run's write rate; `Some` where that takes too long.
+    /// Waits so that this worker keeps its share of the run's write rate; `Some` where that takes too long: the rest
+    /// of the wait is in the step's answer.
     pub(super) async fn pace(&mut self) -> Option<Status> {
         let spent = self.tables.usage().consumed.write_units - self.units_paced;
         self.units_paced += spent;
-        let rate = f64::from(self.control.write_units?) / f64::from(self.share.max(1));
-        let pause = Duration::try_from_secs_f64(spent / rate.max(0.001)).unwrap_or(LONGEST_RATE_PAUSE);
+        let pause = Duration::try_from_secs_f64(spent / self.rate()?).unwrap_or(LONGEST_RATE_PAUSE);
         let longest = self.budget.time_left().map_or(LONGEST_RATE_PAUSE, |left| left.min(LONGEST_RATE_PAUSE));
         tokio::time::sleep(pause.min(longest)).await;
+        self.owed = pause.saturating_sub(longest);
         (pause > longest).then_some(Status::Continue)
+    }
+
+    /// This worker's share of the run's write rate, in units a second.
+    fn rate(&self) -> Option<f64> {
+        let rate = f64::from(self.control.write_units?) / f64::from(self.share.max(1));
+        Some(rate.max(0.001))
+    }
+
+    /// Most keys of one transaction: as many as contention allows, and as the write rate pays for in a few seconds.
+    pub(super) fn most_keys(&self) -> usize {
+        let paid = self.rate().map_or(f64::MAX, |rate| rate * RATE_GROUP_SECONDS / UNITS_A_KEY);
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "saturates, which is meant"
+        )]
+        let paid = paid as usize;
+        self.group_keys.min(paid).max(1)
     }
 
     async fn read_control(&mut self) -> Result<()> {
@@ -298,7 +328,13 @@ impl Walker {
         output.progress = progress(self.segment());
         let usage = self.tables.usage();
         output.consumed = usage.consumed;
-        output.retry_after_seconds = (status == Status::Paused).then_some(PAUSED_RETRY_SECONDS);
+        output.retry_after_seconds = match status {
+            Status::Paused => Some(PAUSED_RETRY_SECONDS),
+            Status::Continue if !self.owed.is_zero() => {
+                Some(u32::try_from(self.owed.as_secs()).unwrap_or(u32::MAX).saturating_add(1))
+            }
+            _ => None,
+        };
         let (now, before) = (output.progress, self.progress_before);
         output.with("segment", self.input.segment).with(
             STEP,
@@ -332,13 +368,14 @@ async fn read<V: Visitor>(
     walk: &Walk,
     input: &SegmentInput,
     after: Option<Position>,
-) -> Result<(V::Prepared, Option<Position>)> {
+) -> Result<(V::Prepared, Option<Position>, bool)> {
     let place = (input.segment, input.segments);
     // A survey decides nothing: it reads at half price.
     let consistent = !matches!(walk, Walk::Survey { .. });
     let page = tables.scan(walk.side(), place, input.page_size, after.as_ref(), consistent).await?;
     let next = page.next.clone();
-    Ok((visitor.prepare(tables, page).await?, next))
+    let work = next.is_some() || !page.items.is_empty();
+    Ok((visitor.prepare(tables, page).await?, next, work))
 }
 
 async fn create(tables: &Tables, key: &str, writer: &str, plan: Option<&[u8]>) -> Result<Stored<Segment>> {

@@ -34,6 +34,7 @@ pub const ALL: &[Calls] = &[
             (V1, &["GetItem", "BatchGetItem", "ConditionCheckItem"]),
             (V1Internal, &["PutItem", "DeleteItem"]),
             (V2, &["DescribeTable", "DescribeTimeToLive", "DescribeContinuousBackups"]),
+            (Metrics, &["GetMetricData"]),
         ],
     ),
     (

@@ -72,6 +72,39 @@ pub(crate) fn with_unprocessed(answer: &[u8], left: Value) -> Option<String> {
     Some(answer.to_string())
 }
 
+/// A TransactWriteItems request whose matching actions have a condition that always holds; with `idle` they do not
+/// write either. The order of the actions, and so of the reasons, stays.
+pub(crate) fn blinded(body: &str, action: &str, table: &str, key: &str, idle: bool) -> Option<String> {
+    let mut request: Value = serde_json::from_str(body).ok()?;
+    for item in request.get_mut("TransactItems")?.as_array_mut()? {
+        let Some(found) = item.get_mut(action).and_then(Value::as_object_mut) else { continue };
+        let primary = found.get("Key").or_else(|| found.get("Item")).cloned().unwrap_or_default();
+        let pk = primary.pointer("/pk/S").and_then(Value::as_str).unwrap_or_default();
+        let named = match key.strip_prefix('!') {
+            Some(other) => !pk.contains(other),
+            None => pk.contains(key),
+        };
+        if !named || found.get("TableName").and_then(Value::as_str) != Some(table) {
+            continue;
+        }
+        found.insert(
+            "ConditionExpression".to_owned(),
+            json!("attribute_exists(#pk) OR attribute_not_exists(#pk)"),
+        );
+        found.insert("ExpressionAttributeNames".to_owned(), json!({ "#pk": "pk" }));
+        found.remove("ExpressionAttributeValues");
+        if idle {
+            let mut primary = primary;
+            primary.as_object_mut()?.remove("val");
+            found.remove("Item");
+            found.insert("Key".to_owned(), primary);
+            let check = found.clone();
+            *item = json!({ "ConditionCheck": check });
+        }
+    }
+    Some(request.to_string())
+}
+
 /// Request units that an answer says were charged.
 pub(crate) fn units(answer: &[u8]) -> f64 {
     let parsed: Option<Value> = serde_json::from_slice(answer).ok();
@@ -110,6 +143,23 @@ mod tests {
         assert_eq!(left["t"]["Keys"], json!([{ "pk": { "S": "c" } }]));
         let answer = with_unprocessed(b"{\"Responses\":{}}", left).unwrap();
         assert!(answer.contains("UnprocessedKeys"));
+    }
+
+    #[test]
+    fn a_blinded_action_has_a_condition_that_always_holds_and_the_others_keep_theirs() {
+        let body = r##"{"TransactItems":[
+            {"ConditionCheck":{"TableName":"t","Key":{"pk":{"S":"a"}},"ConditionExpression":"#val = :v",
+             "ExpressionAttributeNames":{"#val":"val"},"ExpressionAttributeValues":{":v":{"B":"AA=="}}}},
+            {"Put":{"TableName":"t","Item":{"pk":{"S":"a"},"val":{"B":"AA=="}},"ConditionExpression":"x"}}]}"##;
+        let text = blinded(body, "ConditionCheck", "t", "!b", false).unwrap();
+        let blind: Value = serde_json::from_str(&text).unwrap();
+        let condition = &blind["TransactItems"][0]["ConditionCheck"]["ConditionExpression"];
+        assert_eq!(condition, "attribute_exists(#pk) OR attribute_not_exists(#pk)");
+        assert_eq!(blind["TransactItems"][1]["Put"]["ConditionExpression"], "x");
+        let other = blinded(body, "ConditionCheck", "t", "b", false).unwrap();
+        assert!(other.contains("#val = :v"));
+        let idle: Value = serde_json::from_str(&blinded(body, "Put", "t", "a", true).unwrap()).unwrap();
+        assert_eq!(idle["TransactItems"][1]["ConditionCheck"]["Key"], json!({ "pk": { "S": "a" } }));
     }
 
     #[test]

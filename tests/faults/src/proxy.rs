@@ -224,6 +224,11 @@ impl Shared {
                 response(status, "application/xml", body)
             }
             Fault::Answer { body } => json(200, body.replace("{n}", &format!("{number:06}"))),
+            Fault::Blind { action, table, key, idle } => {
+                let text = String::from_utf8_lossy(&request.body);
+                let blind = answer::blinded(&text, &action, &table, &key, idle).map_or(body, Bytes::from);
+                self.forward(&request, blind).await.map(whole)
+            }
             Fault::Unprocessed => {
                 let halves = answer::halve(&String::from_utf8_lossy(&request.body));
                 let Some((first, left)) =

@@ -51,6 +51,18 @@ pub enum Fault {
     },
     /// Half of each table's keys of a BatchGetItem are forwarded, the other half comes back unprocessed.
     Unprocessed,
+    /// A planted bug: a TransactWriteItems is forwarded with actions that lack their condition, or do nothing.
+    Blind {
+        /// `ConditionCheck`, `Put` or `Delete`.
+        action: String,
+        /// The table of the actions.
+        table: String,
+        /// Their keys contain this; with a `!` before it: do not contain the rest.
+        key: String,
+        /// True: they do not write either.
+        #[serde(default)]
+        idle: bool,
+    },
 }
 
 /// Which requests a fault happens to.

@@ -15,7 +15,7 @@ use metashift::catalog::location::Location;
 use metashift::catalog::seed;
 use metashift::catalog::store::TagExtractor;
 use metashift::catalog::units::Registry;
-use metashift::catalog::value::{RowDeletion, frame};
+use metashift::catalog::value::{InlineChunk, RowDeletion, frame};
 use metashift::environment::Environment;
 use metashift::step::Budget;
 use object_store::ObjectStore;
@@ -37,7 +37,8 @@ fn at(store: &Store) -> Location {
 
 async fn migrate(store: &Store, to_format: u64) -> Report {
     let request = Request::to(to_format);
-    let report = run(&at(store), &Registry::shipped(), &request, &environment(), budget(), &|_| {}).await.unwrap();
+    let report =
+        run(&at(store), &Registry::shipped(), &request, &environment(), budget(), &|_| {}).await.unwrap();
     assert!(report.done, "{report:?}");
     report
 }
@@ -108,12 +109,17 @@ macro_rules! asked {
                     let table_id = table.id.get();
                     shown.tables.push((schema.id.get(), table_id, table.name.clone()));
                     for file in view.delete_files_of(table.id) {
-                        shown.delete_files.push((table_id, file.id.get(), file.data_file_id.get(), file.path.clone()));
+                        shown.delete_files.push((
+                            table_id,
+                            file.id.get(),
+                            file.data_file_id.get(),
+                            file.path.clone(),
+                        ));
                     }
                     let rows = catalog.recent_rows_at(table.id, id).await.unwrap();
-                    let rows = rows.iter().map(|row| {
-                        (row.row_id, row.begin_snapshot.get(), row.chunk_body.as_ref().clone())
-                    });
+                    let rows = rows
+                        .iter()
+                        .map(|row| (row.row_id, row.begin_snapshot.get(), row.chunk_body.as_ref().clone()));
                     shown.rows.insert(table_id, rows.collect());
                 }
             }
@@ -157,7 +163,11 @@ macro_rules! written {
                 .unwrap();
             let tables: Vec<_> = {
                 let view = catalog.snapshot().await.unwrap();
-                view.schemas().into_iter().flat_map(|schema| view.tables_in(schema.id)).map(|table| table.id).collect()
+                view.schemas()
+                    .into_iter()
+                    .flat_map(|schema| view.tables_in(schema.id))
+                    .map(|table| table.id)
+                    .collect()
             };
             for round in 0..3_u8 {
                 catalog
@@ -179,7 +189,10 @@ macro_rules! written {
             for row in [0, 7, 12, 29] {
                 catalog
                     .commit(|transaction| {
-                        tables.iter().take(4).try_for_each(|table| transaction.inline_delete(*table, row, &[]))
+                        tables
+                            .iter()
+                            .take(4)
+                            .try_for_each(|table| transaction.inline_delete(*table, row, &[]))
                     })
                     .await
                     .unwrap();
@@ -383,4 +396,125 @@ async fn stop_under_marker(store: &Store, to_format: u64) {
         }
     }
     panic!("no marker stands");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_that_were_flushed_to_files_answer_the_same_before_and_after() {
+    use moraine_061::{
+        Catalog as Released, CatalogOptions, DataFile, FlushedDataFile, InlineChunk, SnapshotId,
+    };
+    let store: Store = Arc::new(InMemory::new());
+    let catalog = Released::open(Arc::clone(&store), CatalogOptions::default()).await.unwrap();
+    let column = moraine_061::ColumnDef {
+        name: "id".into(),
+        column_type: "BIGINT".into(),
+        nulls_allowed: true,
+        default_value: None,
+        children: Vec::new(),
+    };
+    catalog
+        .commit(|transaction| {
+            let main = transaction.schema_by_name("main").unwrap();
+            transaction.create_table(main.id, "t", std::slice::from_ref(&column)).map(|_| ())
+        })
+        .await
+        .unwrap();
+    let view = catalog.snapshot().await.unwrap();
+    let table = view.tables_in(view.schemas()[0].id)[0].id;
+    for round in 0..2_u8 {
+        catalog
+            .commit(|transaction| {
+                let chunk = InlineChunk {
+                    schema_version: 1,
+                    arrow_schema: vec![1],
+                    arrow_body: vec![round; 2],
+                    row_count: 5,
+                };
+                transaction.inline_insert(table, &chunk, &[]).map(|_| ())
+            })
+            .await
+            .unwrap();
+    }
+    catalog.commit(|transaction| transaction.inline_delete(table, 3, &[])).await.unwrap();
+    catalog
+        .commit(|transaction| {
+            let file = DataFile {
+                path: "flushed.parquet".into(),
+                path_is_relative: true,
+                file_format: "parquet".into(),
+                record_count: 10,
+                file_size_bytes: 100,
+                footer_size: 10,
+                encryption_key: None,
+                partition_values: Vec::new(),
+                column_stats: Vec::new(),
+            };
+            let flushed = FlushedDataFile {
+                file,
+                row_id_start: 0,
+                begin_snapshot: SnapshotId::new(2),
+                partial_max: Some(SnapshotId::new(3)),
+            };
+            transaction.flush_inlined_data(table, 1, &[flushed]).map(|_| ())
+        })
+        .await
+        .unwrap();
+    let last = catalog.snapshot().await.unwrap().current_snapshot().id.get();
+    let mut before = Vec::new();
+    for snapshot in 0..=last {
+        before.push(asked_061(&catalog, snapshot).await);
+    }
+    catalog.close().await.unwrap();
+    for (snapshot, shown) in before.iter().enumerate() {
+        assert_eq!(&ours(&store, snapshot as u64).await, shown, "snapshot {snapshot} before");
+    }
+    migrate(&store, 9).await;
+    let catalog = open_070(&store).await.unwrap();
+    for (snapshot, shown) in before.iter().enumerate() {
+        assert_eq!(&asked_070(&catalog, snapshot as u64).await, shown, "snapshot {snapshot} in 0.7.0");
+        assert_eq!(&ours(&store, snapshot as u64).await, shown, "snapshot {snapshot} after");
+    }
+    catalog.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn archived_chunks_and_row_deletes_count_for_neither_release_nor_us() {
+    // Neither release's API archives anything, so these are written at the byte level.
+    let archived = |operation| Key::Inline(Inline::Archived(operation)).encode();
+    let chunk = InlineChunk { body: "old".into(), row_id_start: 500, row_count: 4, data_file_id: Some(0) };
+    let insert = Operation::Insert { table_id: 2, schema_version: 1, begin_snapshot: 3, chunk_seq: 0 };
+    let of_archived = Operation::RowDelete { table_id: 2, row_id: 501 };
+    let of_live = Operation::RowDelete { table_id: 2, row_id: 5 };
+    let deleted_at = |end_snapshot| frame(&RowDeletion { end_snapshot }).to_vec();
+    let plants = [
+        (archived(insert), frame(&chunk).to_vec()),
+        (archived(of_archived), deleted_at(5)),
+        (archived(of_live), deleted_at(4)),
+    ];
+    let older: Store = Arc::new(InMemory::new());
+    let (catalog, last) = written_061(&older).await;
+    catalog.close().await.unwrap();
+    plant(&older, &plants).await;
+    let catalog = open_061(&older).await.unwrap();
+    for snapshot in 0..=last {
+        assert_eq!(
+            ours(&older, snapshot).await,
+            asked_061(&catalog, snapshot).await,
+            "snapshot {snapshot} in 0.6.1"
+        );
+    }
+    catalog.close().await.unwrap();
+    let newer: Store = Arc::new(InMemory::new());
+    let (catalog, last) = written_070(&newer).await;
+    catalog.close().await.unwrap();
+    plant(&newer, &plants).await;
+    let catalog = open_070(&newer).await.unwrap();
+    for snapshot in 0..=last {
+        assert_eq!(
+            ours(&newer, snapshot).await,
+            asked_070(&catalog, snapshot).await,
+            "snapshot {snapshot} in 0.7.0"
+        );
+    }
+    catalog.close().await.unwrap();
 }

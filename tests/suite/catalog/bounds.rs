@@ -12,7 +12,7 @@ use metashift::catalog::driver::{self, Request, Stop, run};
 use metashift::catalog::location::Location;
 use metashift::catalog::read::Read;
 use metashift::catalog::seed::Seed;
-use metashift::catalog::step::{Input, invoke};
+use metashift::catalog::step::{self, Input, invoke};
 use metashift::catalog::store::{Ending, look};
 use metashift::catalog::units::{Registry, STEP_KEY_BYTES, STEP_RECORDS};
 use metashift::environment::{Clock, Environment, SystemEntropy};
@@ -47,10 +47,6 @@ impl CommitAuthority for Measured {
 
     async fn checkpoint(&self, name: &str, lifetime: Option<Duration>) -> Result<()> {
         self.inner.checkpoint(name, lifetime).await
-    }
-
-    async fn checkpoints(&self) -> Result<Vec<String>> {
-        self.inner.checkpoints().await
     }
 
     async fn close(&self, ending: Ending) -> Result<()> {
@@ -171,6 +167,48 @@ async fn the_step_bounds_an_invocation_by_max_steps_and_says_continue_then_done(
     assert_eq!(output.status, Status::Continue);
     assert_eq!(output.details["plan"][0]["unit"], "index-current-names");
     std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[tokio::test]
+async fn an_invocation_as_a_lambda_answers_json_and_metrics_until_it_is_done() {
+    let directory = std::env::temp_dir().join(format!("metashift-lambda-{}", environment().id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let url = format!("file://{}", directory.display());
+    let seed = Seed { tombstones: 600, ..Seed::small(8) };
+    metashift::catalog::seed::write(&Location::parse(&url).unwrap(), seed, &budget()).await.unwrap();
+    let (mut moved, mut invocations) = (0.0, 0);
+    loop {
+        let deadline = u64::try_from(environment().now().as_millisecond()).unwrap() + 60_000;
+        let event = json!({"version": 1, "store": url, "toFormat": 9, "maxSteps": 2});
+        let (answer, metrics) = step::lambda(event, &environment(), deadline).await;
+        let (answer, metrics) =
+            (answer.unwrap(), serde_json::from_str::<serde_json::Value>(&metrics).unwrap());
+        assert_eq!(metrics["CatalogRecordsMoved"].as_f64(), answer["recordsMoved"].as_f64());
+        moved += metrics["CatalogRecordsMoved"].as_f64().unwrap();
+        invocations += 1;
+        if answer["status"] == "done" {
+            assert_eq!(metrics["CatalogFormat"], 9.0);
+            break;
+        }
+        assert_eq!((&answer["status"], &metrics["CatalogFormat"]), (&json!("continue"), &json!(8.0)));
+    }
+    assert_eq!((moved, invocations), (600.0, 2));
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+fn the_documented_examples_are_inputs_and_outputs_of_the_step() {
+    let example = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+    for input in [
+        include_str!("../../deployment/examples/catalog-migrate-step.input.json"),
+        include_str!("../../deployment/examples/catalog-migrate-step.inspect.input.json"),
+    ] {
+        Input::parse(example(input)).unwrap();
+    }
+    let fields = |value: &serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    let migrated = serde_json::to_value(step::migrated(&driver::Report::default())).unwrap();
+    let documented = example(include_str!("../../deployment/examples/catalog-migrate-step.output.json"));
+    assert_eq!(fields(&migrated), fields(&documented));
 }
 
 #[tokio::test(start_paused = true)]

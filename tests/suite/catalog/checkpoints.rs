@@ -127,3 +127,36 @@ async fn an_expired_final_checkpoint_is_published_again() {
     assert_ne!(fresh.id, expired.id);
     assert_eq!(names(&store).await, ["metashift-final-12"]);
 }
+
+#[tokio::test]
+async fn a_checkpoint_from_a_run_that_was_abandoned_is_replaced_by_one_of_the_present_state() {
+    let store = seeded(Seed { schemas: 300, ..Seed::small(9) }).await;
+    let one = budget().with_pages(Some(1));
+    migrate(&at(&store), &with_checkpoint(11), one).await.unwrap();
+    let registry = metashift::catalog::units::Registry::shipped();
+    metashift::catalog::abandon::abandon(&at(&store), &registry, budget()).await.unwrap();
+    let listed = || async {
+        let deadline = Deadline::of(&budget());
+        checkpoints::list(&at(&store), &environment(), &deadline).await.unwrap()
+    };
+    let old = listed().await;
+    let one = budget().with_pages(Some(1));
+    migrate(&at(&store), &with_checkpoint(11), one).await.unwrap();
+    let new = listed().await;
+    assert_eq!((old.len(), new.len()), (1, 1));
+    assert_eq!(new[0].name.as_deref(), Some("metashift-pre-9"));
+    assert_ne!(new[0].id, old[0].id);
+}
+
+#[tokio::test]
+async fn a_run_that_was_to_go_further_is_over_when_its_present_format_is_asked_for() {
+    let store = seeded(Seed::small(8)).await;
+    dying_at(&store, &with_checkpoint(12), budget(), "catalog-finished", 1).await;
+    let report = finish(&store, 9).await;
+    assert_eq!((report.from_format, report.format, report.records_moved), (8, 9, 0));
+    assert!(report.resumed);
+    assert_eq!(report.pre_checkpoint.as_deref(), Some("metashift-pre-8"));
+    assert_eq!(names(&store).await, ["metashift-final-9"]);
+    // What begins now begins at 9.
+    assert_eq!(finish(&store, 12).await.from_format, 9);
+}

@@ -12,6 +12,7 @@ use metashift::catalog::deadline::Deadline;
 use metashift::catalog::driver::{self, Request};
 use metashift::catalog::handle::{Catalog, CatalogReader};
 use metashift::catalog::key::{Key, System};
+use metashift::catalog::location::Location;
 use metashift::catalog::read::Read;
 use metashift::catalog::seed::{LAST_SNAPSHOT, ROW_TABLE, Seed};
 use metashift::catalog::store::{Ending, look};
@@ -21,7 +22,8 @@ use metashift::catalog::view::View;
 use object_store::ObjectStore;
 
 use super::support::{
-    at, budget, copied, dump, dying_at, environment, finish, history, kind, records, seeded, tamper,
+    Mortal, PATH, at, budget, copied, dump, dying_at, environment, finish, history, kind, migrate, records,
+    seeded, tamper,
 };
 
 const POLL: Duration = Duration::from_millis(10);
@@ -191,10 +193,6 @@ impl CommitAuthority for Raced {
         self.inner.checkpoint(name, lifetime).await
     }
 
-    async fn checkpoints(&self) -> metashift::Result<Vec<String>> {
-        self.inner.checkpoints().await
-    }
-
     async fn close(&self, ending: Ending) -> metashift::Result<()> {
         self.inner.close(ending).await
     }
@@ -321,4 +319,22 @@ async fn commits_keep_the_directories_of_their_format_so_that_a_later_migration_
     }
     assert_eq!(directories[0], directories[1]);
     assert_eq!(directories[0], directories[2]);
+}
+
+#[tokio::test]
+async fn a_reader_that_loses_a_race_with_a_garbage_collector_opens_again_once() {
+    let store = seeded(Seed::small(11)).await;
+    let shown = history(&store).await;
+    let mortal = Mortal::new(Arc::clone(&store));
+    let location = Location::new(Arc::clone(&mortal) as _, PATH);
+    let reader = CatalogReader::open(&location, Duration::from_secs(3_600), &budget()).await.unwrap();
+    mortal.miss(1);
+    assert_eq!(reader.read(|view| async move { view.read_at(5).await }).await.unwrap(), shown[5]);
+    mortal.miss(u64::MAX);
+    assert_eq!(kind(&reader.read(|view| async move { view.read_at(5).await }).await), ErrorKind::Corruption);
+    mortal.miss(0);
+    assert_eq!(reader.read(|view| async move { view.read_at(5).await }).await.unwrap(), shown[5]);
+    // A look before a run is no different.
+    mortal.miss(1);
+    assert!(migrate(&location, &Request::to(12), budget()).await.unwrap().done);
 }

@@ -91,7 +91,7 @@ impl Server {
 
     fn run(&self, url: &str, crash_at: Option<&str>) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_metashift"));
-        command.args(["--json", "catalog", "run", url, "--checkpoint"]).kill_on_drop(true);
+        command.args(["--json", "catalog", "run", url, "--local", "--checkpoint"]).kill_on_drop(true);
         command
             .env("AWS_ENDPOINT_URL", self.endpoint())
             .env("AWS_REGION", "us-east-1")

@@ -36,6 +36,7 @@ pub(crate) struct Mortal {
     writes_left: AtomicU64,
     died: Notify,
     hangs: bool,
+    missing: AtomicU64,
 }
 
 impl fmt::Debug for Mortal {
@@ -73,7 +74,13 @@ impl Mortal {
             writes_left: AtomicU64::new(writes),
             died: Notify::new(),
             hangs,
+            missing: AtomicU64::new(0),
         })
+    }
+
+    /// Answers that many reads of tables as if a garbage collector had been there.
+    pub(crate) fn miss(&self, reads: u64) {
+        self.missing.store(reads, Ordering::SeqCst);
     }
 
     pub(crate) fn kill(&self) {
@@ -140,6 +147,15 @@ impl ObjectStore for Mortal {
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> object_store::Result<GetResult> {
         self.answers(self.alive()).await?;
+        let misses = |left: u64| left.checked_sub(1);
+        if location.as_ref().ends_with(".sst")
+            && self.missing.fetch_update(Ordering::SeqCst, Ordering::SeqCst, misses).is_ok()
+        {
+            return Err(object_store::Error::NotFound {
+                path: location.to_string(),
+                source: "collected".into(),
+            });
+        }
         self.inner.get_opts(location, options).await
     }
 

@@ -15,7 +15,7 @@ use metashift::layout::walk::SegmentInput;
 use metashift::layout::{Authority, Mode, Mutation, Tables};
 use metashift::step::Status;
 use metashift::{ErrorKind, crash};
-use metashift_faults::{Fault, Rule};
+use metashift_faults::{Fault, Proxy, Rule};
 
 use super::support::{Freeze, Lake, ShiftedClock, on, pages, start, tables_through};
 
@@ -195,12 +195,17 @@ async fn after_the_marker_an_abort_changes_nothing_and_says_so() {
     assert!(before == lake.everything().await);
 }
 
-#[tokio::test]
-async fn the_publish_of_an_earlier_epoch_that_arrives_after_release_and_re_install_is_refused() {
+/// The publish of e1 is held until e1 is released and e2 holds the barrier, after a write that e1 did not verify.
+/// Gives the lake, how the late publish ended, and whether it changed anything.
+async fn publish_late(planted: Option<Rule>) -> (Lake, metashift::Result<Published>, bool) {
     let lake = migrated().await;
     install_barrier(&lake.tables, &start("e1")).await.unwrap();
     verify_both(&lake.tables, "e1").await;
-    let proxy = lake.proxy().await;
+    let server = lake.proxy().await;
+    if let Some(rule) = planted {
+        server.add(rule);
+    }
+    let proxy = Proxy::start(&server.endpoint(), 0).await.unwrap();
     proxy.add(
         Rule::new("publish", Fault::Hold).on("TransactWriteItems").mentioning("prefix-v2-authority").times(1),
     );
@@ -211,18 +216,36 @@ async fn the_publish_of_an_earlier_epoch_that_arrives_after_release_and_re_insta
         release_barrier(&lake.tables, Some("e1"), Why::Abort).await.unwrap(),
         Released::Released(_)
     ));
-    // A write that the first verification did not see, and that only v1 has.
     lake.put(Side::V1, "tbl/unseen", b"v").await;
     install_barrier(&lake.tables, &start("e2")).await.unwrap();
     let before = lake.everything().await;
     proxy.release("publish");
-    assert_eq!(ghost.await.unwrap().unwrap_err().kind(), ErrorKind::Superseded);
-    assert!(before == lake.everything().await, "the publish of e1 landed under e2");
+    let ended = ghost.await.unwrap();
+    let changed = before != lake.everything().await;
+    (lake, ended, changed)
+}
+
+#[tokio::test]
+async fn the_publish_of_an_earlier_epoch_that_arrives_after_release_and_re_install_is_refused() {
+    let (lake, ended, changed) = publish_late(None).await;
+    assert_eq!(ended.unwrap_err().kind(), ErrorKind::Superseded);
+    assert!(!changed, "the publish of e1 landed under e2");
     assert_eq!(lake.value(Side::V1, MARKER_KEY).await, None);
-    // Nor does it once the ghost's process is gone and only its request is left.
     verify_both(&lake.tables, "e2").await;
     let error = publish_marker(&lake.tables, "e2").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::VerificationFailed);
+}
+
+#[tokio::test]
+async fn a_publish_that_is_not_bound_to_its_epoch_is_found() {
+    let fault = Fault::Blind {
+        action: "Put".to_owned(),
+        table: "lake".to_owned(),
+        key: "dynamo-prefix-v2/plan".to_owned(),
+        idle: false,
+    };
+    let (lake, _, changed) = publish_late(Some(Rule::new("planted", fault))).await;
+    assert!(changed && lake.value(Side::V1, MARKER_KEY).await.is_some(), "the planted bug does nothing");
 }
 
 #[tokio::test]

@@ -189,3 +189,17 @@ async fn a_dual_writer_mends_a_reject_by_itself_and_the_next_run_sees_it() {
     let total = run.backfill().await.unwrap();
     assert_eq!((total.progress.already_live, total.progress.rejected), (1, 0));
 }
+
+#[tokio::test]
+async fn a_run_of_one_page_a_step_comes_to_an_end_with_rejects_too() {
+    let lake = Lake::with_items(30).await;
+    put_odd(&lake, "tbl/odd", &[]).await;
+    let run = metashift::layout::run::Run { pages_per_step: 1, ..lake.run(2) };
+    for _ in 0..2 {
+        let ended = tokio::time::timeout(std::time::Duration::from_secs(20), run.backfill()).await;
+        assert_eq!(ended.expect("it ends").unwrap_err().kind(), ErrorKind::BlockedByRejects);
+    }
+    lake.put(Side::V1, "tbl/odd", b"v").await;
+    run.backfill().await.unwrap();
+    assert_eq!(lake.assert_equal().await, 31);
+}

@@ -289,3 +289,6 @@ pub(crate) async fn dump(client: &Client, table: &str) -> BTreeMap<String, (Opti
         }
     }
 }
+
+/// A person ends a cutover.
+pub(crate) const ABORT: metashift::layout::cutover::Why = metashift::layout::cutover::Why::Abort;

@@ -2,6 +2,7 @@
 
 use clap::Args;
 use metashift::Result;
+use metashift::layout::cloudwatch;
 use metashift::layout::generation::PlanWish;
 use metashift::layout::preflight::{Accepted, Estimate, Report, preflight};
 use metashift::layout::records::segment::Walk;
@@ -11,7 +12,7 @@ use metashift::layout::walk::DEFAULT_PAGE_SIZE;
 use serde_json::{Value, json};
 
 use super::run::AcceptArgs;
-use crate::connect::TableArgs;
+use crate::connect::{TableArgs, sdk_config};
 use crate::output::Output;
 
 #[derive(Debug, Args)]
@@ -37,7 +38,15 @@ pub(crate) struct PlanArgs {
 pub(crate) async fn run(args: PlanArgs, output: &Output) -> Result<()> {
     let tables = args.tables.tables().await?;
     let accepted: Accepted = args.accept.into();
-    let report = preflight(&tables, accepted).await?;
+    let rate = if args.tables.is_aws() {
+        let client = aws_sdk_cloudwatch::Client::new(&sdk_config(args.tables.region()).await);
+        let now = tables.environment().now();
+        // Worth knowing, but no reason to fail: the report says that it is not known.
+        cloudwatch::writes_per_second(&client, &args.tables.table, now).await.ok().flatten()
+    } else {
+        None
+    };
+    let report = preflight(&tables, accepted, rate).await?;
     let mut estimate = report.estimate;
     let mut survey = Value::Null;
     if args.survey {

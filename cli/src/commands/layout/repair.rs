@@ -10,6 +10,7 @@ use metashift::{Error, ErrorKind, Result};
 use serde_json::json;
 
 use crate::connect::TableArgs;
+use crate::execution::MachineArgs;
 use crate::output::Output;
 
 #[derive(Debug, Args)]
@@ -19,19 +20,25 @@ pub(crate) struct RepairArgs {
     /// Only lists what would change.
     #[arg(long)]
     dry_run: bool,
-    /// Runs the steps in this process.
+    /// Runs the steps in this process; without it the deployed state machine runs them.
     #[arg(long)]
     local: bool,
+    #[command(flatten)]
+    machine: MachineArgs,
     /// Items of one Scan.
     #[arg(long, default_value_t = DEFAULT_PAGE_SIZE)]
     page_size: u32,
 }
 
 pub(crate) async fn run(args: RepairArgs, output: &Output) -> Result<()> {
-    if !args.local && !args.dry_run {
-        return Err(super::run::not_deployed());
-    }
     let tables = args.tables.tables().await?;
+    if !args.local && !args.dry_run {
+        let mut input = args.tables.machine_input(tables.layout());
+        input.insert("mode".to_owned(), json!("repair"));
+        input.insert("pageSize".to_owned(), json!(args.page_size));
+        let input = serde_json::Value::Object(input);
+        return super::run::execute(&args.machine, &tables, args.tables.region(), &input, output).await;
+    }
     let run = Run {
         tables,
         wish: PlanWish::default(),

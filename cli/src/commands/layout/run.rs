@@ -3,17 +3,20 @@
 use std::time::Duration;
 
 use clap::Args;
+use metashift::Result;
 use metashift::layout::cutover::{DEFAULT_DEADLINE, Evidence, FamilyRead, Start};
 use metashift::layout::generation::PlanWish;
 use metashift::layout::preflight::{Accepted, Estimate};
 use metashift::layout::records::plan::OnFailure;
 use metashift::layout::run::{Finished, Run, Total};
+use metashift::layout::status::Overview;
 use metashift::layout::transaction::Side;
 use metashift::layout::walk::DEFAULT_PAGE_SIZE;
-use metashift::{Error, ErrorKind, Result};
+use metashift::layout::{Layout, Tables};
 use serde_json::{Value, json};
 
 use crate::connect::TableArgs;
+use crate::execution::{Machine, MachineArgs};
 use crate::output::Output;
 
 /// Segments of a plan that is made by a local run.
@@ -53,9 +56,12 @@ pub(crate) struct RunArgs {
     tables: TableArgs,
     #[command(flatten)]
     accept: AcceptArgs,
-    /// Runs the steps in this process, on whatever DynamoDB the endpoint and the credentials name.
+    /// Runs the steps in this process, on whatever DynamoDB the endpoint and the credentials name; without it the
+    /// deployed state machine runs them.
     #[arg(long)]
     local: bool,
+    #[command(flatten)]
+    machine: MachineArgs,
     /// Items of one Scan: 1 to 10,000.
     #[arg(long, default_value_t = DEFAULT_PAGE_SIZE)]
     page_size: u32,
@@ -83,6 +89,9 @@ pub(crate) struct RunArgs {
     /// Every metadata node runs in dual mode; somebody has looked.
     #[arg(long, requires = "finalize")]
     rollout_acknowledged: bool,
+    /// CloudWatch must show that at least so many nodes report, and none of them v1-only; for the state machine.
+    #[arg(long, value_name = "N", requires = "finalize", conflicts_with_all = ["rollout_acknowledged", "local"])]
+    rollout_reporters: Option<u32>,
     /// Leaves the barrier in place when the cutover fails, for a person to look.
     #[arg(long, requires = "finalize")]
     hold: bool,
@@ -90,21 +99,101 @@ pub(crate) struct RunArgs {
     #[arg(long, requires = "finalize", default_value_t = DEFAULT_DEADLINE.as_secs())]
     deadline: u64,
     /// Id of the cutover; a random one unless named, and never one that was used.
-    #[arg(long, requires = "finalize")]
+    #[arg(long, requires_all = ["finalize", "local"])]
     epoch: Option<String>,
 }
 
-/// The steps are not deployed.
-pub(crate) fn not_deployed() -> Error {
-    Error::new(ErrorKind::InvalidInput, "no state machine is named to run this")
-        .next("run the steps in this process with --local, or start the deployed state machine as docs/steps.md shows")
+/// Window of the rollout metric, in seconds.
+const ROLLOUT_WINDOW: u32 = 300;
+
+/// The input of the state machine for what the flags ask.
+fn machine_input(args: &RunArgs, layout: &Layout) -> Value {
+    let mut input = args.tables.machine_input(layout);
+    let mut set = |name: &str, value: Value| {
+        input.insert(name.to_owned(), value);
+    };
+    let mode = if args.finalize {
+        "finalize"
+    } else if args.rehearse {
+        "rehearse"
+    } else {
+        "backfill"
+    };
+    set("mode", json!(mode));
+    set("pageSize", json!(args.page_size));
+    if let Some(segments) = args.segments {
+        set("segments", json!(segments));
+    }
+    for (name, on) in [
+        ("newGeneration", args.new_generation),
+        ("allowTtl", args.accept.allow_ttl),
+        ("allowReplicas", args.accept.allow_replicas),
+        ("discardForeignCursor", args.accept.discard_foreign_cursor),
+        ("adoptForeignBarrier", args.accept.adopt_foreign_barrier),
+    ] {
+        if on {
+            set(name, json!(true));
+        }
+    }
+    if args.finalize {
+        set("writesPaused", json!(args.writes_paused));
+        set("cutoverUnderLoad", json!(args.under_load));
+        set("deadlineSeconds", json!(args.deadline));
+        set("onFailure", json!(if args.hold { "hold" } else { "release" }));
+        set(
+            "rollout",
+            match args.rollout_reporters {
+                Some(reporters) => {
+                    json!({ "metric": { "minimumReporters": reporters, "windowSeconds": ROLLOUT_WINDOW } })
+                }
+                None => json!({ "acknowledged": args.rollout_acknowledged }),
+            },
+        );
+    }
+    Value::Object(input)
+}
+
+/// Starts the state machine, or attaches to it, and follows it and the durable records to the end.
+pub(crate) async fn execute(
+    args: &MachineArgs,
+    tables: &Tables,
+    region: Option<&str>,
+    input: &Value,
+    output: &Output,
+) -> Result<()> {
+    let machine = Machine::find(args, "-dynamodb-layout", region).await?;
+    let id = tables.environment().id();
+    let execution = machine.start(args, &id, input, output).await?;
+    let ended = machine
+        .follow(&execution, output, || async {
+            let overview = Overview::load(tables).await?;
+            let progress = overview.progress();
+            let line = format!(
+                "{}: {} scanned, {} copied, {} equal, {} rejected, {} diverged",
+                overview.phase(),
+                progress.scanned,
+                progress.copied,
+                progress.already_live,
+                progress.rejected,
+                progress.diverged
+            );
+            Ok((line, json!({ "phase": overview.phase(), "progress": progress })))
+        })
+        .await?;
+    output.say(match ended.get("status").and_then(Value::as_str) {
+        Some("paused") => "paused; metashift layout resume, then the same command",
+        _ => "done; metashift layout status shows where it is",
+    });
+    output.emit(&ended);
+    Ok(())
 }
 
 pub(crate) async fn run(args: RunArgs, output: &Output) -> Result<()> {
-    if !args.local {
-        return Err(not_deployed());
-    }
     let tables = args.tables.tables().await?;
+    if !args.local {
+        let input = machine_input(&args, tables.layout());
+        return execute(&args.machine, &tables, args.tables.region(), &input, output).await;
+    }
     if args.create_companion && tables.describe(Side::V2).await?.is_none() {
         tables.create_companion().await?;
         output.say(format!("created table {}", tables.name(Side::V2)));

@@ -10,6 +10,7 @@ use slatedb::{Db, DbTransaction, ErrorKind as StoreErrorKind, IsolationLevel};
 use super::{Commit, CommitAuthority};
 use crate::Result;
 use crate::catalog::batch::{Anchor, Batch};
+use crate::catalog::checkpoints;
 use crate::catalog::deadline::Deadline;
 use crate::catalog::key::{Key, System};
 use crate::catalog::location::Location;
@@ -20,6 +21,7 @@ use crate::catalog::value::{Head, Migration, unframe};
 /// A catalog whose writer this process holds.
 pub struct Native {
     db: Db,
+    location: Location,
     deadline: Deadline,
 }
 
@@ -33,7 +35,7 @@ impl Native {
     /// Takes the writer's epoch after `epoch`, fencing whoever holds it; `Fenced` if it is not the latest any more.
     pub async fn open(location: &Location, epoch: u64, deadline: Deadline) -> Result<Self> {
         let db = open_writer(location, epoch, &deadline).await?;
-        Ok(Self { db, deadline })
+        Ok(Self { db, location: location.clone(), deadline })
     }
 
     /// The deadline of this session's waits.
@@ -95,13 +97,8 @@ impl CommitAuthority for Native {
         let options =
             CheckpointOptions { lifetime, name: Some(name.to_owned()), ..CheckpointOptions::default() };
         let create = self.db.create_checkpoint(CheckpointScope::All, &options);
-        self.deadline.wait(&format!("taking checkpoint {name}"), create).await.map(|_| ())
-    }
-
-    async fn checkpoints(&self) -> Result<Vec<String>> {
-        self.deadline.wait("reading the manifest", self.db.refresh_manifest()).await?;
-        let manifest = self.db.manifest();
-        Ok(manifest.checkpoints().iter().filter_map(|found| found.name.clone()).collect())
+        let taken = self.deadline.wait(&format!("taking checkpoint {name}"), create).await?;
+        checkpoints::supersede(&self.location, name, &taken.id.to_string(), &self.deadline).await
     }
 
     async fn close(&self, ending: Ending) -> Result<()> {

@@ -1,0 +1,139 @@
+//! Migrators that freeze and die at crash points, and an operator who changes their mind.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use metashift::crash::{self, Hook};
+use metashift::layout::cutover::{Evidence, Start, release_barrier, release_expired};
+use metashift::layout::generation::{PlanWish, open_plan};
+use metashift::layout::records::plan::State;
+use metashift::layout::status;
+use metashift::{ErrorKind, Result};
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+use tokio::sync::Notify;
+
+use super::super::support::{ABORT, start};
+use super::{DIFFERS, Stage, tables_through};
+
+/// Now and then freezes whoever comes by, for a while or for good; `died` is told of the latter.
+fn fate(random: Arc<Mutex<SmallRng>>, died: Arc<Notify>) -> Hook {
+    Arc::new(move |_| {
+        let drawn = random.lock().unwrap().random_range(0..100_u32);
+        let died = Arc::clone(&died);
+        Box::pin(async move {
+            match drawn {
+                0..4 => {
+                    died.notify_one();
+                    std::future::pending::<()>().await;
+                }
+                4..14 => tokio::time::sleep(Duration::from_millis(u64::from(drawn) * 8)).await,
+                _ => {}
+            }
+        })
+    })
+}
+
+/// Migrates until the marker is there or the history ends; dies on the way and begins again.
+pub(super) async fn migrate(stage: Arc<Stage>, number: u64, seed: u64) {
+    let random = Arc::new(Mutex::new(SmallRng::seed_from_u64(seed)));
+    let mut round = 0;
+    while !stage.stopped() {
+        round += 1;
+        let died = Arc::new(Notify::new());
+        let hook = fate(Arc::clone(&random), Arc::clone(&died));
+        let epoch = format!("m{number}-{round}");
+        let life = crash::with_hook(hook, once(Arc::clone(&stage), epoch));
+        let ended = tokio::select! {
+            ended = life => Some(ended),
+            () = died.notified() => None,
+            () = stopped(&stage) => return,
+        };
+        match ended {
+            Some(Ok(())) => return,
+            Some(Err(error)) => judge(&stage, &error),
+            None => {}
+        }
+        let pause = random.lock().unwrap().random_range(0..40_u64);
+        tokio::time::sleep(Duration::from_millis(pause)).await;
+    }
+}
+
+async fn stopped(stage: &Stage) {
+    while !stage.stopped() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+async fn once(stage: Arc<Stage>, epoch: String) -> Result<()> {
+    let tables = tables_through(&stage.proxy).patient(Duration::from_millis(800));
+    let run = stage.lake.run_with(&tables, 2, 5);
+    let begin =
+        Start { writes_paused: false, under_load: true, deadline: Duration::from_secs(3), ..start(&epoch) };
+    let ended = run.finalize(&begin, &Evidence::Acknowledged(true)).await;
+    match ended {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            let differs = DIFFERS.contains(&error.kind());
+            if differs && stage.always_dual {
+                stage.violation(format!("copies differ though every node is dual: {error}"));
+            }
+            if differs || error.kind() == ErrorKind::PlanMismatch {
+                run.repair().await?;
+            }
+            Err(error)
+        }
+    }
+}
+
+/// What a migrator may run into beside other migrators, an operator and the weather.
+fn judge(stage: &Stage, error: &metashift::Error) {
+    let expected = [
+        ErrorKind::Superseded,
+        ErrorKind::Contended,
+        ErrorKind::Throttled,
+        ErrorKind::Unavailable,
+        ErrorKind::OutcomeUnknown,
+        ErrorKind::CutoverExpired,
+        ErrorKind::AlreadyFinalized,
+        ErrorKind::VerificationFailed,
+        ErrorKind::BlockedByDivergence,
+        ErrorKind::PlanMismatch,
+        // An epoch that was released before its run began to verify.
+        ErrorKind::InvalidInput,
+    ];
+    if !expected.contains(&error.kind()) {
+        stage.violation(format!("a migrator: {error}"));
+    }
+}
+
+/// Pauses, resumes, aborts and starts generations, a few times, at random moments.
+pub(super) async fn operate(stage: Arc<Stage>, seed: u64) {
+    let mut random = SmallRng::seed_from_u64(seed);
+    let tables = tables_through(&stage.proxy).patient(Duration::from_millis(500));
+    for _ in 0..6 {
+        let pause = random.random_range(10..120_u64);
+        tokio::time::sleep(Duration::from_millis(pause)).await;
+        if stage.stopped() {
+            return;
+        }
+        // Whatever comes of it: the weather may have it.
+        let _outcome: Result<()> = match random.random_range(0..5_u32) {
+            0 => {
+                let paused = status::change_control(&tables, |control| control.paused = true).await;
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                let resumed =
+                    status::change_control(&stage.lake.tables, |control| control.paused = false).await;
+                paused.and(resumed).map(|_| ())
+            }
+            1 | 2 => release_barrier(&tables, None, ABORT).await.map(|_| ()),
+            3 => release_expired(&tables).await.map(|_| ()),
+            _ => {
+                let open = stage.lake.plan().await.is_some_and(|plan| plan.state == State::Open);
+                let wish = PlanWish { segments: None, default_segments: 2, new_generation: open };
+                open_plan(&tables, wish).await.map(|_| ())
+            }
+        };
+    }
+}

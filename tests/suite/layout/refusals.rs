@@ -1,0 +1,269 @@
+//! What another migrator left, records and tables of another kind, and endpoints that are not there: one typed error
+//! each, and nothing changed.
+
+use std::time::Duration;
+
+use aws_sdk_dynamodb::config::{BehaviorVersion, Region};
+use aws_sdk_dynamodb::types::{
+    AttributeDefinition, BillingMode, KeySchemaElement, KeyType, ScalarAttributeType,
+};
+use metashift::environment::Environment;
+use metashift::layout::cutover::Evidence;
+use metashift::layout::generation::PlanWish;
+use metashift::layout::preflight::{Accepted, preflight};
+use metashift::layout::records::plan::State;
+use metashift::layout::records::{BARRIER_KEY, BARRIER_VALUE, FOREIGN_CURSOR_KEY, MARKER_KEY, MARKER_VALUE};
+use metashift::layout::run::Run;
+use metashift::layout::status::Overview;
+use metashift::layout::transaction::Side;
+use metashift::layout::{Layout, MetaStore, Mode, Mutation, Tables};
+use metashift::{Error, ErrorKind};
+use metashift_faults::{Fault, Proxy, Rule};
+use metashift_sandbox::Server;
+
+use super::support::{Lake, TABLE, start, tables, tables_through};
+
+fn acknowledged() -> Evidence {
+    Evidence::Acknowledged(true)
+}
+
+/// A run is refused with this, by every verb that would write, and nothing is changed.
+async fn assert_refused(lake: &Lake, run: &Run, kind: ErrorKind) {
+    let before = lake.everything().await;
+    for error in
+        [run.backfill().await.unwrap_err(), run.finalize(&start("e1"), &acknowledged()).await.unwrap_err()]
+    {
+        assert_one_line(&error, kind);
+    }
+    assert!(before == lake.everything().await, "{kind}: something was changed");
+}
+
+fn assert_one_line(error: &Error, kind: ErrorKind) {
+    assert_eq!(error.kind(), kind, "{error}");
+    assert!(error.next_step().is_some(), "no next step: {error}");
+    assert!(!error.to_string().contains('\n'), "{error}");
+}
+
+#[tokio::test]
+async fn a_field_migrators_cursor_is_refused_until_it_is_discarded_by_name() {
+    let lake = Lake::with_items(30).await;
+    lake.put(Side::V1, FOREIGN_CURSOR_KEY, b"append-operation/v1/00000007").await;
+    // It got as far as half of the items.
+    for n in 0..15 {
+        lake.put(Side::V2, &metashift_sandbox::seed::key(n), &metashift_sandbox::seed::value(n)).await;
+    }
+    let run = lake.run(2);
+    assert_refused(&lake, &run, ErrorKind::ForeignLeftovers).await;
+    let accepted = Accepted { discard_foreign_cursor: true, ..Accepted::default() };
+    let total = Run { accepted, ..run }.backfill().await.unwrap();
+    assert_eq!((total.progress.copied, total.progress.already_live), (15, 15));
+    assert_eq!(lake.value(Side::V1, FOREIGN_CURSOR_KEY).await, None);
+    lake.run(2).finalize(&start("e1"), &acknowledged()).await.unwrap();
+    assert_eq!(lake.assert_equal().await, 30);
+}
+
+#[tokio::test]
+async fn a_barrier_without_a_plan_of_ours_is_refused_until_it_is_adopted_by_name() {
+    let lake = Lake::with_items(30).await;
+    lake.put(Side::V1, BARRIER_KEY, BARRIER_VALUE).await;
+    let run = lake.run(2);
+    assert_refused(&lake, &run, ErrorKind::ForeignLeftovers).await;
+    let accepted = Accepted { adopt_foreign_barrier: true, ..Accepted::default() };
+    let run = Run { accepted, ..run };
+    run.backfill().await.unwrap();
+    let begin = start("e1");
+    let refused = run.finalize(&begin, &acknowledged()).await.unwrap_err();
+    assert_one_line(&refused, ErrorKind::ForeignLeftovers);
+    assert_eq!(lake.value(Side::V1, MARKER_KEY).await, None);
+    let begin = metashift::layout::cutover::Start { adopt_foreign_barrier: true, ..begin };
+    run.finalize(&begin, &acknowledged()).await.unwrap();
+    assert_eq!(lake.assert_equal().await, 30);
+}
+
+#[tokio::test]
+async fn a_marker_without_a_plan_of_ours_means_that_nothing_is_left_to_do() {
+    let lake = Lake::with_items(5).await;
+    lake.publish().await;
+    assert_refused(&lake, &lake.run(2), ErrorKind::AlreadyFinalized).await;
+    let overview = Overview::load(&lake.tables).await.unwrap();
+    assert!(overview.leftovers.marker && overview.plan.is_none());
+    // Nodes work under v2 all the same.
+    let store = lake.store(Mode::Dual).await;
+    assert_eq!(store.cas("tbl/a", None, Some(b"v")).await.unwrap(), Mutation::Applied);
+}
+
+#[tokio::test]
+async fn a_marker_that_appears_beside_an_open_plan_stops_the_run_and_is_never_removed() {
+    let lake = Lake::with_items(20).await;
+    lake.run(2).backfill().await.unwrap();
+    lake.publish().await;
+    assert_refused(&lake, &lake.run(2), ErrorKind::AlreadyFinalized).await;
+    let wish = PlanWish { segments: None, default_segments: 2, new_generation: true };
+    let error = Run { wish, ..lake.run(2) }.backfill().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AlreadyFinalized);
+    let error = lake.run(2).repair().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AlreadyFinalized);
+    assert_eq!(lake.value(Side::V1, MARKER_KEY).await.as_deref(), Some(MARKER_VALUE));
+    assert_eq!(lake.plan().await.unwrap().state, State::Open);
+}
+
+#[tokio::test]
+async fn a_record_of_a_newer_version_or_of_no_known_form_is_refused_and_kept_as_it_is() {
+    let lake = Lake::with_items(20).await;
+    lake.run(2).backfill().await.unwrap();
+    for (key, verbs_see_it) in [
+        ("__lake_internal/dynamo-prefix-v2/plan", true),
+        ("__lake_internal/dynamo-prefix-v2/backfill/0/1", true),
+        ("__lake_internal/dynamo-prefix-v2/control", true),
+    ] {
+        let kept = lake.value(Side::V1, key).await;
+        for (bytes, kind) in [
+            (&br#"{"version":2,"later":true}"#[..], ErrorKind::NewerRecord),
+            (b"{}", ErrorKind::Corruption),
+            (b"\xff\x00", ErrorKind::Corruption),
+        ] {
+            lake.put(Side::V1, key, bytes).await;
+            let before = lake.everything().await;
+            let error = lake.run(2).backfill().await.unwrap_err();
+            assert_one_line(&error, kind);
+            assert!(error.message().contains(key), "{error}");
+            assert!(before == lake.everything().await, "{key}: something was changed");
+            assert!(verbs_see_it);
+        }
+        match kept {
+            Some(bytes) => lake.put(Side::V1, key, &bytes).await,
+            None => lake.remove(Side::V1, key).await,
+        }
+    }
+    lake.run(2).finalize(&start("e1"), &acknowledged()).await.unwrap();
+}
+
+#[tokio::test]
+async fn another_layout_and_another_number_of_segments_are_refused() {
+    let lake = Lake::with_items(20).await;
+    lake.run(2).backfill().await.unwrap();
+    let layout = Layout::from_json(br#"{"version":1,"default":9,"families":{}}"#).unwrap();
+    let other = Tables::new(lake.client.clone(), TABLE, None, layout, Environment::system());
+    assert_refused(&lake, &lake.run_with(&other, 2, 10), ErrorKind::LayoutMismatch).await;
+    let error = lake.run_with(&other, 2, 10).repair().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::LayoutMismatch);
+    let wish = PlanWish { segments: Some(3), default_segments: 3, new_generation: false };
+    assert_refused(&lake, &Run { wish, ..lake.run(3) }, ErrorKind::PlanMismatch).await;
+    let wish = PlanWish { new_generation: true, ..wish };
+    Run { wish, ..lake.run(3) }.backfill().await.unwrap();
+    assert_eq!(lake.plan().await.unwrap().segments, 3);
+}
+
+async fn create(server: &Server, name: &str, keys: &[(&str, KeyType, ScalarAttributeType)]) {
+    let client = server.client();
+    let mut request = client.create_table().table_name(name).billing_mode(BillingMode::PayPerRequest);
+    for (attribute, kind, scalar) in keys {
+        let element = KeySchemaElement::builder().attribute_name(*attribute).key_type(kind.clone());
+        let definition =
+            AttributeDefinition::builder().attribute_name(*attribute).attribute_type(scalar.clone());
+        request =
+            request.key_schema(element.build().unwrap()).attribute_definitions(definition.build().unwrap());
+    }
+    request.send().await.unwrap();
+}
+
+#[tokio::test]
+async fn tables_that_are_missing_or_keyed_otherwise_are_named() {
+    use KeyType::{Hash, Range};
+    use ScalarAttributeType::{B, N, S};
+    let v1_keys = || vec![("pk", Hash, S)];
+    let v2_keys = || vec![("bucket", Hash, S), ("pk", Range, S)];
+    type Keys = Vec<(&'static str, KeyType, ScalarAttributeType)>;
+    let cases: [(Option<Keys>, Option<Keys>, &str); 8] = [
+        (None, None, "lake"),
+        (Some(v1_keys()), None, "lake_prefix_v2"),
+        (None, Some(v2_keys()), "lake"),
+        (Some(vec![("id", Hash, S)]), Some(v2_keys()), "lake"),
+        (Some(vec![("pk", Hash, B)]), Some(v2_keys()), "lake"),
+        (Some(vec![("pk", Hash, S), ("sk", Range, S)]), Some(v2_keys()), "lake"),
+        (Some(v1_keys()), Some(vec![("pk", Hash, S), ("bucket", Range, S)]), "lake_prefix_v2"),
+        (Some(v1_keys()), Some(vec![("bucket", Hash, S), ("pk", Range, N)]), "lake_prefix_v2"),
+    ];
+    for (v1, v2, named) in cases {
+        let server = Server::start(0).await.unwrap();
+        for (name, keys) in [("lake", v1), ("lake_prefix_v2", v2)] {
+            if let Some(keys) = keys {
+                create(&server, name, &keys).await;
+            }
+        }
+        let run = Run {
+            tables: tables(server.client()),
+            wish: PlanWish { segments: None, default_segments: 2, new_generation: false },
+            accepted: Accepted::default(),
+            page_size: 10,
+            pages_per_step: 1,
+            observer: std::sync::Arc::new(|_| {}),
+        };
+        for error in [
+            run.backfill().await.unwrap_err(),
+            run.finalize(&start("e1"), &acknowledged()).await.unwrap_err(),
+        ] {
+            assert_one_line(&error, ErrorKind::TableMismatch);
+            assert!(error.message().contains(named), "{error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_lacks_the_calls_for_backups_is_no_obstacle() {
+    let lake = Lake::with_items(5).await;
+    let report = preflight(&lake.tables, Accepted::default(), None).await.unwrap();
+    assert!(report.check().is_ok());
+    assert_eq!(report.v1.point_in_time_recovery, None);
+    assert!(report.warnings.iter().any(|warning| warning.contains("point-in-time recovery")));
+}
+
+#[tokio::test]
+async fn an_endpoint_that_nobody_listens_on_is_unavailable() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    let tables = tables(metashift_sandbox::server::client(&format!("http://{address}")))
+        .patient(Duration::from_millis(200));
+    let error = MetaStore::open(tables.clone(), Mode::Dual).await.unwrap_err();
+    assert_one_line(&error, ErrorKind::Unavailable);
+    let error = preflight(&tables, Accepted::default(), None).await.unwrap_err();
+    assert_one_line(&error, ErrorKind::Unavailable);
+}
+
+#[tokio::test]
+async fn missing_credentials_are_access_denied_at_once() {
+    let lake = Lake::with_items(5).await;
+    let config = aws_sdk_dynamodb::config::Builder::new()
+        .behavior_version(BehaviorVersion::latest())
+        .region(Region::from_static("us-east-1"))
+        .endpoint_url(lake.server.endpoint());
+    let tables = tables(metashift::layout::tables::client(config));
+    let started = tokio::time::Instant::now();
+    let error = MetaStore::open(tables.clone(), Mode::Dual).await.unwrap_err();
+    assert_one_line(&error, ErrorKind::AccessDenied);
+    let error = preflight(&tables, Accepted::default(), None).await.unwrap_err();
+    assert_one_line(&error, ErrorKind::AccessDenied);
+    assert!(started.elapsed() < Duration::from_secs(5));
+}
+
+#[tokio::test]
+async fn a_denied_call_is_typed_names_the_table_and_is_not_tried_again() {
+    let lake = Lake::with_items(20).await;
+    let proxy: Proxy = lake.proxy().await;
+    for operation in ["DescribeTable", "GetItem", "BatchGetItem", "Scan", "TransactWriteItems"] {
+        let denied = Fault::Error { name: "AccessDeniedException".to_owned() };
+        proxy.add(Rule::new("denied", denied).on(operation));
+        let error = lake.run_with(&tables_through(&proxy), 2, 10).backfill().await.unwrap_err();
+        assert_one_line(&error, ErrorKind::AccessDenied);
+        assert!(proxy.hits("denied") <= 4, "{operation} was tried {} times", proxy.hits("denied"));
+    }
+    proxy.clear();
+    let cancelled = Fault::Cancel { reasons: vec!["None".to_owned(), "AccessDenied".to_owned()] };
+    proxy.add(Rule::new("denied", cancelled).on("TransactWriteItems").table("lake_prefix_v2"));
+    let store = MetaStore::open(tables_through(&proxy), Mode::Dual).await.unwrap();
+    let error = store.cas("tbl/a", None, Some(b"v")).await.unwrap_err();
+    assert_one_line(&error, ErrorKind::AccessDenied);
+    assert!(error.message().contains("lake_prefix_v2") && error.message().contains("tbl/a"), "{error}");
+    assert_eq!(proxy.hits("denied"), 1);
+}
