@@ -112,7 +112,7 @@ fn random_walks_over_three_keys_and_every_actor() {
     let number =
         |name: &str, default: u64| std::env::var(name).ok().map_or(default, |text| text.parse().unwrap());
     let seed = number("METASHIFT_MODEL_SEED", 20_260_101);
-    let states = usize::try_from(number("METASHIFT_MODEL_STATES", 60_000)).unwrap();
+    let states = usize::try_from(number("METASHIFT_MODEL_STATES", 30_000)).unwrap();
     println!("METASHIFT_MODEL_SEED={seed}");
     let scope = Scope {
         keys: 3,
