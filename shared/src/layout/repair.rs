@@ -16,6 +16,9 @@ use super::walk::{Origin, SegmentInput, Visitor, Walker};
 use crate::step::{Budget, Status, StepOutput};
 use crate::{Error, ErrorKind, Result};
 
+/// Times that one key is judged anew because its copies changed, before the step gives up.
+const MOST_REFUSED: u32 = 100;
+
 /// Repairs the rest of one segment of one table's walk; the record is made when the repair begins
 /// ([`super::generation::begin_repair`]).
 pub async fn repair_page(
@@ -153,6 +156,7 @@ impl Visitor for Repair {
     async fn apply(&self, walker: &mut Walker, suspects: Suspects) -> Result<Option<Status>> {
         let mut counted = 0;
         for suspect in suspects.differing {
+            let mut refused = 0;
             loop {
                 if walker.budget.is_spent() {
                     return Ok(Some(Status::Continue));
@@ -190,8 +194,17 @@ impl Visitor for Repair {
                         }
                         break;
                     }
-                    // A live writer moved the key in between: read both copies again.
-                    Err(reasons) if reasons.iter().any(|one| matches!(one, Reason::ConditionFailed(_))) => {}
+                    // A live writer moved the key in between: read both copies again. A stray copy is not read again.
+                    Err(reasons) if reasons.iter().any(|one| matches!(one, Reason::ConditionFailed(_))) => {
+                        refused += 1;
+                        if refused == MOST_REFUSED {
+                            return Err(Error::new(
+                                ErrorKind::Contended,
+                                format!("{:?} keeps changing while it is repaired", suspect.item.key),
+                            )
+                            .next("run the repair again"));
+                        }
+                    }
                     Err(reasons) => {
                         return Err(Error::new(
                             ErrorKind::Internal,

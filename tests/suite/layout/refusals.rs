@@ -267,3 +267,18 @@ async fn a_denied_call_is_typed_names_the_table_and_is_not_tried_again() {
     assert!(error.message().contains("lake_prefix_v2") && error.message().contains("tbl/a"), "{error}");
     assert_eq!(proxy.hits("denied"), 1);
 }
+
+#[tokio::test]
+async fn a_barrier_of_our_own_that_is_released_while_preflight_looks_is_nobody_elses() {
+    let lake = Lake::with_items(5).await;
+    lake.run(1).backfill().await.unwrap();
+    metashift::layout::cutover::install_barrier(&lake.tables, &start("e1")).await.unwrap();
+    let proxy = lake.proxy().await;
+    proxy.add(Rule::new("plan", Fault::Hold).on("GetItem").mentioning("dynamo-prefix-v2/plan").times(1));
+    let tables = tables_through(&proxy);
+    let looking = tokio::spawn(async move { preflight(&tables, Accepted::default(), None).await });
+    proxy.reached("plan", 1).await;
+    metashift::layout::cutover::release_barrier(&lake.tables, None, super::support::ABORT).await.unwrap();
+    proxy.release("plan");
+    looking.await.unwrap().unwrap().check().unwrap();
+}

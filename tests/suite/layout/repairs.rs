@@ -10,9 +10,10 @@ use metashift::layout::records::segment::MismatchKind;
 use metashift::layout::transaction::Side;
 use metashift::layout::{Mode, Mutation};
 use metashift::{ErrorKind, crash};
+use metashift_faults::{Fault, Rule};
 use metashift_sandbox::{Workload, seed};
 
-use super::support::{Freeze, Lake, start};
+use super::support::{Freeze, Lake, start, tables_through};
 
 /// Keys of nodes that go back to v1-only: updated, deleted, created there, and untouched.
 async fn roll_back_and_forth(lake: &Lake) {
@@ -143,4 +144,23 @@ async fn a_repair_leaves_what_v2_cannot_hold_and_says_so() {
     assert_eq!((total.progress.copied, total.progress.rejected), (0, 1));
     assert_eq!(summary.mismatches[0].kind, MismatchKind::KeyTooLong);
     assert_eq!(lake.value(Side::V1, &long).await.as_deref(), Some(&b"v"[..]));
+}
+
+#[tokio::test]
+async fn a_stray_copy_that_changes_under_a_repair_ends_it_typed_and_the_next_one_takes_it_away() {
+    let lake = Lake::with_items(10).await;
+    lake.run(1).backfill().await.unwrap();
+    lake.put_in(Side::V2, "tbl#zz", &seed::key(5), b"stray").await;
+    let proxy = lake.proxy().await;
+    let mend = Rule::new("mend", Fault::Hold).on("TransactWriteItems").mentioning("tbl#zz").times(1);
+    proxy.add(mend);
+    let run = lake.run_with(&tables_through(&proxy), 1, 20);
+    let repairing = tokio::spawn(async move { run.repair().await.map(|_| ()) });
+    proxy.reached("mend", 1).await;
+    lake.put_in(Side::V2, "tbl#zz", &seed::key(5), b"another").await;
+    proxy.release("mend");
+    assert_eq!(repairing.await.unwrap().unwrap_err().kind(), ErrorKind::Contended);
+    let (_, summary) = lake.run(1).repair().await.unwrap();
+    assert_eq!(summary.mismatched, 0);
+    assert_eq!(lake.assert_equal().await, 10);
 }
