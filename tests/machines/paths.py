@@ -379,6 +379,24 @@ def a_pause_under_the_barrier_releases_it():
 
 
 @case
+def a_pause_under_a_barrier_that_is_held_says_that_writers_are_blocked():
+    world = World(
+        verify=lambda payload, _: answer("paused", mismatches=0) if payload["mode"] == "final" else None,
+        release_barrier=lambda payload, _: answer(outcome="held") if payload["reason"] == "failure" else None,
+    )
+    status, cause, _ = run(world, {**FINALIZE, "onFailure": "hold"})
+    assert status == "BarrierHeld" and "abort" in cause, (status, cause)
+
+
+@case
+def a_table_that_is_final_is_read_by_prefix_and_nothing_else_is_done():
+    plan = {"segments": 2, "generation": 0, "state": "final"}
+    world = World(preflight=[answer(plan=plan, report={})])
+    assert run(world, FINALIZE)[0] == "done"
+    assert world.steps() == ["preflight", "verify-prefix-reads"], world.steps()
+
+
+@case
 def a_failed_prefix_read_releases_nothing():
     world = World(verify_prefix_reads=lambda *_: failure("VerificationFailed"))
     assert run(world, FINALIZE)[0] == "VerificationFailed"
