@@ -16,7 +16,7 @@ pub(crate) struct TableArgs {
     /// The v1 table.
     #[arg(long, env = "LAKE_DYNAMODB_TABLE")]
     pub(crate) table: String,
-    /// The companion table; <TABLE>_prefix_v2 unless named.
+    /// The companion table; the name of the v1 table and `_prefix_v2` unless named.
     #[arg(long)]
     companion: Option<String>,
     /// Address of a DynamoDB-compatible server; AWS unless named.

@@ -148,7 +148,7 @@ impl Backfill {
             let sent = walker
                 .commit(actions, |segment| {
                     for entry in group.iter() {
-                        entry.verdict.count(segment);
+                        entry.verdict.count(&entry.position.pk, segment);
                     }
                     segment.cursor = Some(cursor);
                 })

@@ -9,10 +9,14 @@ use metashift::layout::Tables;
 use metashift::layout::records::plan::State;
 use metashift::layout::records::segment::State as SegmentState;
 use metashift::layout::status::Overview;
+use metashift::layout::transaction::Side;
 use serde_json::json;
 
 use crate::connect::TableArgs;
 use crate::output::Output;
+
+/// More segments than these are shown by their sums alone; `--json` has them all.
+const MOST_SHOWN_SEGMENTS: usize = 16;
 
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
@@ -27,6 +31,7 @@ pub(crate) async fn run(args: StatusArgs, output: &Output) -> Result<()> {
     let tables = args.tables.tables().await?;
     super::release_expired(&tables, output).await?;
     let mut before: Option<(jiff::Timestamp, u64)> = None;
+    let expected = tables.describe(Side::V1).await?.map_or(0, |facts| facts.items);
     loop {
         let overview = Overview::load(&tables).await?;
         let scanned = overview.progress().scanned;
@@ -34,7 +39,7 @@ pub(crate) async fn run(args: StatusArgs, output: &Output) -> Result<()> {
         let rate = before.map(|(at, then)| {
             scanned.saturating_sub(then) as f64 / elapsed(at, now).as_secs_f64().max(0.001)
         });
-        show(&tables, &overview, rate, output);
+        show(&tables, &overview, rate, expected, output);
         let is_final = overview.plan.as_ref().is_some_and(|plan| plan.state == State::Final);
         if !args.watch || is_final {
             return Ok(());
@@ -44,7 +49,7 @@ pub(crate) async fn run(args: StatusArgs, output: &Output) -> Result<()> {
     }
 }
 
-fn show(tables: &Tables, overview: &Overview, rate: Option<f64>, output: &Output) {
+fn show(tables: &Tables, overview: &Overview, rate: Option<f64>, expected: u64, output: &Output) {
     let progress = overview.progress();
     let done = overview.segments.iter().filter(|segment| segment.state == SegmentState::Done).count();
     let now = tables.environment().now();
@@ -71,6 +76,18 @@ fn show(tables: &Tables, overview: &Overview, rate: Option<f64>, output: &Output
     }
     if let Some(rate) = rate {
         rows.push(("rate", format!("{rate:.0} items a second")));
+    }
+    let left = rate.filter(|rate| *rate >= 1.0 && overview.phase() == "backfill").map(|rate| {
+        let unknown_yet = expected.saturating_sub(progress.scanned);
+        unknown_yet as f64 / rate
+    });
+    if let Some(left) = left {
+        rows.push(("remaining", format!("about {left:.0} s at this rate")));
+    }
+    if overview.segments.len() <= MOST_SHOWN_SEGMENTS {
+        for (number, segment) in overview.segments.iter().enumerate() {
+            rows.push(("segment", format!("{number}: {:?}, {} scanned", segment.state, segment.scanned)));
+        }
     }
     if overview.control.paused {
         rows.push(("paused", "yes; metashift layout resume".to_owned()));
@@ -113,6 +130,9 @@ fn show(tables: &Tables, overview: &Overview, rate: Option<f64>, output: &Output
         &json!({
             "phase": overview.phase(), "authority": if overview.leftovers.marker { "v2" } else { "v1" },
             "plan": overview.plan, "progress": progress, "segmentsDone": done, "itemsPerSecond": rate,
+            "secondsLeft": left,
+            "segments": overview.segments.iter()
+                .map(|one| json!({ "state": one.state, "scanned": one.scanned })).collect::<Vec<_>>(),
             "control": overview.control, "barrier": overview.leftovers.barrier, "verification": verification,
         }),
     );

@@ -34,8 +34,8 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Adds a key that was dealt with to its segment's totals.
-    pub fn count(&self, segment: &mut Segment) {
+    /// Adds `key`, which was dealt with, to its segment's totals.
+    pub fn count(&self, key: &str, segment: &mut Segment) {
         match self {
             Self::Internal | Self::Differs => {}
             Self::Gone => segment.scanned += 1,
@@ -47,7 +47,7 @@ impl Verdict {
             Self::Copy(value) => {
                 segment.scanned += 1;
                 segment.copied += 1;
-                segment.bytes += value.len() as u64;
+                segment.bytes += (key.len() + value.len()) as u64;
             }
             Self::Reject(reject) => {
                 segment.scanned += 1;

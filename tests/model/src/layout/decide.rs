@@ -579,7 +579,7 @@ fn commit_group(
             }
             _ => what.push(format!("passes {name}")),
         }
-        judgement.1.count(&mut next);
+        judgement.1.count(name, &mut next);
     }
     let last = protocol.keys[verdicts.last().unwrap().0];
     next.cursor = Some(Position { bucket: None, pk: last.to_owned() });
