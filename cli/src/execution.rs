@@ -210,12 +210,26 @@ fn ended_badly(status: &ExecutionStatus, name: Option<&str>, cause: Option<&str>
             let name = name.unwrap_or_default();
             let kind = ErrorKind::ALL.iter().find(|kind| kind.name() == name).copied();
             match kind {
-                Some(kind) => Error::new(kind, cause.to_owned()),
+                Some(kind) => {
+                    let text = step_message(cause, name);
+                    match text.split_once("; next: ") {
+                        Some((message, next)) => Error::new(kind, message).next(next),
+                        None => Error::new(kind, text),
+                    }
+                }
                 None => Error::new(ErrorKind::Internal, format!("the execution failed with {name}: {cause}"))
                     .next("see its events in the console"),
             }
         }
     }
+}
+
+/// What a step said, out of the JSON that Lambda wraps it in; other causes as they are.
+fn step_message(cause: &str, name: &str) -> String {
+    let wrapped: Option<Value> = serde_json::from_str(cause).ok();
+    let message =
+        wrapped.as_ref().and_then(|json| json.get("errorMessage")).and_then(Value::as_str).unwrap_or(cause);
+    message.strip_prefix(name).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(message).to_owned()
 }
 
 fn failed<E, R>(what: &str, error: &SdkError<E, R>) -> Error
@@ -260,6 +274,9 @@ mod tests {
         let kind = |name| ended_badly(&ExecutionStatus::Failed, Some(name), Some("c")).kind();
         assert_eq!(kind("BlockedByRejects"), ErrorKind::BlockedByRejects);
         assert_eq!(kind("States.Timeout"), ErrorKind::Internal);
+        let cause = r#"{"errorType":"Throttled","errorMessage":"Throttled: too fast; next: run it again"}"#;
+        let error = ended_badly(&ExecutionStatus::Failed, Some("Throttled"), Some(cause));
+        assert_eq!((error.message(), error.next_step()), ("too fast", Some("run it again")));
         assert_eq!(ended_badly(&ExecutionStatus::Aborted, None, None).kind(), ErrorKind::Superseded);
     }
 }
