@@ -333,8 +333,11 @@ impl Tables {
 
     /// TransactWriteItems: all actions, or none and the reason of each.
     pub fn send(&mut self, intent: Intent) -> Result<(), Vec<Reason>> {
-        let reasons: Vec<_> = intent
-            .actions
+        self.write(&intent.actions)
+    }
+
+    fn write(&mut self, actions: &[Step]) -> Result<(), Vec<Reason>> {
+        let reasons: Vec<_> = actions
             .iter()
             .map(|step| {
                 let current = self.get(step.item);
@@ -348,7 +351,7 @@ impl Tables {
         if reasons.iter().any(|reason| *reason != Reason::None) {
             return Err(reasons);
         }
-        for step in &intent.actions {
+        for step in actions {
             match step.then {
                 Then::Put(value) => self.set(step.item, Some(value)),
                 Then::Delete => self.set(step.item, None),
@@ -358,9 +361,9 @@ impl Tables {
         Ok(())
     }
 
-    /// [`Self::send`] for a transaction that nobody holds.
+    /// [`Self::send`] for a transaction that nobody holds, so that no [`Intent`] keeps its words.
     pub fn apply(&mut self, transaction: &Transaction) -> Result<(), Vec<Reason>> {
-        self.send(Intent::of(Who::Planner, "", transaction.clone()))
+        self.write(&transaction.actions.iter().map(Step::of).collect::<Vec<_>>())
     }
 
     /// Every item.
