@@ -13,6 +13,7 @@ pub mod handle;
 pub mod inspect;
 pub mod key;
 pub mod location;
+pub mod log;
 pub mod read;
 pub mod seed;
 pub mod step;

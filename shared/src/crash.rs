@@ -34,6 +34,13 @@ pub const ALL: &[&str] = &[
     "catalog-finished",
     "catalog-published",
     "catalog-abandoned",
+    // commit log
+    "catalog-log-won",
+    "catalog-log-folded",
+    "catalog-log-adopted",
+    "catalog-log-demoted",
+    "catalog-log-based",
+    "catalog-log-floored",
 ];
 
 /// Called at a crash point.

@@ -60,9 +60,14 @@ impl Environment {
         self.clock.now()
     }
 
+    /// A new random number of 128 bits.
+    pub fn number(&self) -> u128 {
+        self.entropy.next()
+    }
+
     /// A new random id: 32 lower-case hex digits (128 bits).
     pub fn id(&self) -> String {
-        format!("{:032x}", self.entropy.next())
+        format!("{:032x}", self.number())
     }
 
     /// A random time from zero to `limit`: full jitter, so that many who lost together do not come back together.

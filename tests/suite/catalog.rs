@@ -7,6 +7,8 @@ mod checkpoints;
 mod corruption;
 mod crashes;
 mod fencing;
+mod log_commits;
+mod log_lifecycle;
 mod migrations;
 mod processes;
 mod readers;

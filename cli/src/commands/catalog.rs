@@ -15,6 +15,7 @@ use metashift::catalog::format::{NEWEST, TARGETS};
 use metashift::catalog::handle::Catalog;
 use metashift::catalog::inspect::{Inspection, inspect};
 use metashift::catalog::location::{Location, make_directory};
+use metashift::catalog::log::lifecycle::{self, Changed, KEPT};
 use metashift::catalog::step::{Input, Mode, VERSION, inspected, invoke};
 use metashift::catalog::units::Registry;
 use metashift::environment::{Environment, elapsed};
@@ -44,13 +45,46 @@ pub(crate) enum CatalogCommand {
     /// Takes back an unfinished directory unit (never one that moves keys)
     Abandon(Store),
     /// Makes an empty catalog
-    Create(Store),
+    Create(Create),
+    /// Puts a native catalog of format 11 or 12 under a commit log
+    AdoptLog(Change),
+    /// Makes a catalog that is kept in a commit log native again
+    DemoteLog(Change),
+    /// Deletes slots of a commit log that are folded, all but the last ones
+    TruncateLog(Truncate),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Store {
     /// The store, as s3://bucket/path or file:///directory
     store: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Create {
+    #[command(flatten)]
+    store: Store,
+    /// Keep it in a commit log from its first batch on
+    #[arg(long)]
+    commit_log: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Change {
+    #[command(flatten)]
+    store: Store,
+    /// Say what would change, without writing or fencing anybody
+    #[arg(long)]
+    dry_run: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Truncate {
+    #[command(flatten)]
+    change: Change,
+    /// How many slots stay
+    #[arg(long, value_name = "N", default_value_t = KEPT)]
+    keep: u64,
 }
 
 #[derive(Debug, Args)]
@@ -86,6 +120,9 @@ pub(crate) struct Migrate {
     /// How many days the checkpoint of the result stays
     #[arg(long, value_name = "N", default_value_t = 7)]
     final_checkpoint_days: u32,
+    /// head.batch_seq at which the commit log of a catalog of format 10 began, where the catalog does not say it
+    #[arg(long, value_name = "N")]
+    commit_log_origin: Option<u64>,
 }
 
 fn format(text: &str) -> std::result::Result<u64, String> {
@@ -123,7 +160,8 @@ pub(crate) async fn run(command: CatalogCommand, output: &Output) -> Result<()> 
             Ok(())
         }
         CatalogCommand::Abandon(Store { store }) => {
-            let done = abandon(&Location::parse(&store)?, &Registry::shipped(), budget).await?;
+            let location = Location::parse(&store)?;
+            let done = abandon(&location, &Registry::shipped(), &environment, budget).await?;
             let rows = [
                 ("abandoned", done.unit.clone()),
                 ("entries removed", done.entries.to_string()),
@@ -132,7 +170,31 @@ pub(crate) async fn run(command: CatalogCommand, output: &Output) -> Result<()> 
             output.rows(&rows, &json!({ "unit": done.unit, "format": done.format, "entries": done.entries }));
             Ok(())
         }
-        CatalogCommand::Create(Store { store }) => {
+        CatalogCommand::Create(Create { store: Store { store }, commit_log: true }) => {
+            make_directory(&store)?;
+            show_log(
+                &lifecycle::create(&Location::parse(&store)?, &environment, &budget).await?,
+                false,
+                output,
+            )
+        }
+        CatalogCommand::AdoptLog(Change { store: Store { store }, dry_run }) => {
+            let location = Location::parse(&store)?;
+            show_log(&lifecycle::adopt(&location, dry_run, &environment, &budget).await?, dry_run, output)
+        }
+        CatalogCommand::DemoteLog(Change { store: Store { store }, dry_run }) => {
+            let location = Location::parse(&store)?;
+            show_log(&lifecycle::demote(&location, dry_run, &environment, &budget).await?, dry_run, output)
+        }
+        CatalogCommand::TruncateLog(Truncate {
+            change: Change { store: Store { store }, dry_run },
+            keep,
+        }) => {
+            let location = Location::parse(&store)?;
+            let done = lifecycle::truncate(&location, keep, dry_run, &environment, &budget).await?;
+            show_log(&done, dry_run, output)
+        }
+        CatalogCommand::Create(Create { store: Store { store }, commit_log: false }) => {
             make_directory(&store)?;
             let catalog = Catalog::open(&Location::parse(&store)?, &environment, &budget).await?;
             let view = catalog.read().await?;
@@ -154,6 +216,7 @@ async fn migrate(run: Migrate, environment: &Environment, budget: Budget, output
         checkpoint: run.checkpoint,
         max_steps: run.max_steps,
         final_checkpoint_days: Some(run.final_checkpoint_days),
+        commit_log_origin: run.commit_log_origin,
     };
     if !run.local && !run.dry_run && input.store.starts_with("s3://") {
         return execute(&run.machine, run.region.as_deref(), &input, environment, output).await;
@@ -181,10 +244,13 @@ async fn execute(
     output: &Output,
 ) -> Result<()> {
     let machine = Machine::find(args, "-catalog-format", region).await?;
-    let asked = json!({
+    let mut asked = json!({
         "version": VERSION, "mode": "run", "store": input.store, "toFormat": input.to_format,
         "checkpoint": input.checkpoint, "finalCheckpointDays": input.final_checkpoint_days,
     });
+    if let (Some(origin), Value::Object(asked)) = (input.commit_log_origin, &mut asked) {
+        asked.insert("commitLogOrigin".to_owned(), origin.into());
+    }
     let execution = machine.start(args, &environment.id(), &asked, output).await?;
     let location = Location::parse(&input.store)?;
     let ended = machine
@@ -272,6 +338,24 @@ fn show_answer(answer: &StepOutput, output: &Output) -> Result<()> {
     Ok(())
 }
 
+fn show_log(changed: &Changed, dry_run: bool, output: &Output) -> Result<()> {
+    let rows = [
+        ("format", changed.format.to_string()),
+        ("kept in a commit log", changed.origin.is_some().to_string()),
+        ("the log began at batch", changed.origin.map_or_else(String::new, |origin| origin.to_string())),
+        ("last slot", changed.last_slot.to_string()),
+        ("floor", changed.floor.to_string()),
+        ("slots deleted", changed.deleted.to_string()),
+    ];
+    output.rows(&rows, &as_json(changed)?);
+    match (changed.changed, dry_run) {
+        (false, _) => output.say("nothing to do"),
+        (true, true) => output.say("this is what it would be; nothing was written"),
+        (true, false) => {}
+    }
+    Ok(())
+}
+
 fn show_inspection(found: &Inspection, output: &Output) -> Result<()> {
     let mut about = vec![
         ("format", found.format.to_string()),
@@ -280,6 +364,13 @@ fn show_inspection(found: &Inspection, output: &Output) -> Result<()> {
         ("batches so far", found.batch_seq.to_string()),
         ("readable now", found.readable.to_string()),
     ];
+    if let Some(log) = &found.commit_log {
+        let origin = log.origin.map_or_else(|| "unknown".to_owned(), |origin| origin.to_string());
+        about.push(("commit log began at batch", origin));
+        about.push(("last slot", log.last_slot.to_string()));
+        about.push(("slots not folded yet", log.unfolded.to_string()));
+        about.push(("floor of the log", log.floor.to_string()));
+    }
     if let Some(unit) = &found.under_way {
         about.push(("under way", format!("{} to {}", unit.from_format, unit.to_format)));
         about.push(("cursor", unit.cursor.clone()));

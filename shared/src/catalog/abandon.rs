@@ -2,17 +2,18 @@
 
 use bytes::Bytes;
 
-use super::authority::{Commit, CommitAuthority, Native};
+use super::authority::{self, Commit, CommitAuthority};
 use super::batch::{Anchor, Batch};
 use super::deadline::Deadline;
-use super::driver::{phases, refuse_commit_log};
+use super::driver::{agree, phases};
 use super::format::SystemRecords;
 use super::key::{Key, System};
 use super::location::Location;
 use super::read::{Fetch, Range};
-use super::store::{Ending, Sighting, look, system_records};
+use super::store::{Ending, look, system_records};
 use super::units::{Kind, Registry, STEP_RECORDS};
 use super::value::{Format, Migration};
+use crate::environment::Environment;
 use crate::step::Budget;
 use crate::{Error, ErrorKind, Result, crash};
 
@@ -60,16 +61,17 @@ fn target<'a>(
 
 /// Removes the entries and the marker of an unfinished directory unit. The cursor goes back to the start with the first
 /// entries, so that a run after a crash in here is complete again.
-pub async fn abandon(location: &Location, registry: &Registry, budget: Budget) -> Result<Abandoned> {
+pub async fn abandon(
+    location: &Location,
+    registry: &Registry,
+    environment: &Environment,
+    budget: Budget,
+) -> Result<Abandoned> {
     let deadline = Deadline::of(&budget);
-    let Sighting { epoch, records } = look(location, &deadline).await?;
-    target(registry, &records)?;
-    refuse_commit_log(&records)?;
-    let Some(epoch) = epoch else {
-        return Err(Error::new(ErrorKind::Internal, "records without a database"));
-    };
-    let authority = Native::open(location, epoch, deadline).await?;
-    let result = through(&authority, registry, budget).await;
+    let sighting = look(location, &deadline).await?;
+    target(registry, &sighting.records)?;
+    let authority = authority::open(location, &sighting, None, environment, &deadline).await?;
+    let result = through(authority.as_ref(), registry, budget).await;
     authority.close(if result.is_ok() { Ending::Complete } else { Ending::Abandoned }).await?;
     result
 }
@@ -81,6 +83,7 @@ async fn through(
 ) -> Result<Abandoned> {
     let state = authority.pin().await?;
     let records = system_records(state.as_ref()).await?;
+    agree(&records, authority)?;
     let (unit, entries, marker) = target(registry, &records)?;
     let (format, head) = phases::initialized(&records)?;
     let mut anchor = Anchor { head, marker: Some(marker.clone()) };

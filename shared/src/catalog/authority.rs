@@ -9,13 +9,20 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::batch::{Anchor, Batch};
+use super::deadline::Deadline;
+use super::location::Location;
 use super::read::Read;
-use super::store::Ending;
+use super::store::{Ending, Sighting, look};
 use crate::Result;
+use crate::environment::Environment;
 
+mod folder;
 mod native;
+mod session;
 
+pub use folder::Folder;
 pub use native::Native;
+pub use session::Session;
 
 /// What became of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,4 +53,36 @@ pub trait CommitAuthority: Send + Sync {
 
     /// Ends the session.
     async fn close(&self, ending: Ending) -> Result<()>;
+
+    /// `batch_seq` at which the catalog's commit log began; `None` for a native catalog.
+    fn origin(&self) -> Option<u64> {
+        None
+    }
+
+    /// Looks at the store anew, after reads have failed because somebody removed what they rest on.
+    async fn refresh(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Opens a catalog for migrating: takes the writer of a native one, and the index of one kept in a log, with every slot
+/// folded. A log that has been demoted is folded to its end first.
+pub async fn open(
+    location: &Location,
+    sighting: &Sighting,
+    asked_origin: Option<u64>,
+    environment: &Environment,
+    deadline: &Deadline,
+) -> Result<Box<dyn CommitAuthority>> {
+    let mut epoch = sighting.epoch.unwrap_or(0);
+    if sighting.log.is_some() {
+        let folder = Folder::open(location, epoch, asked_origin, environment, deadline).await?;
+        if !folder.is_demoted().await {
+            return Ok(Box::new(folder));
+        }
+        folder.settle().await?;
+        folder.close(Ending::Complete).await?;
+        epoch = look(location, deadline).await?.epoch.unwrap_or(0);
+    }
+    Ok(Box::new(Native::open(location, epoch, deadline.clone()).await?))
 }

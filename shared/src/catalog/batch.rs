@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use prost::Message;
 
+use super::format::SystemRecords;
 use super::key::{Key, System};
 use super::value::{Head, Migration, frame};
 use crate::Result;
@@ -17,6 +18,11 @@ pub struct Anchor {
 }
 
 impl Anchor {
+    /// Whether a state with these records is the one that it names. A catalog that is not there yet is at head (0, 0).
+    pub fn is(&self, records: &SystemRecords) -> bool {
+        records.head.unwrap_or_default() == self.head && records.marker == self.marker
+    }
+
     /// The anchor after a batch that keeps the snapshot and leaves `marker`.
     #[must_use]
     pub fn advanced(&self, marker: Option<Migration>) -> Self {

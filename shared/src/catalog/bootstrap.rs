@@ -11,14 +11,20 @@ use super::value::{Format, Head, NameEntry, OptionScope, Schema, Snapshot};
 use crate::environment::Environment;
 use crate::{Error, ErrorKind, Result};
 
-/// The batch that makes a catalog of `format`: snapshot 0, schema `main`, the option scope, head (0, 0).
-pub(crate) fn batch(format: u64, environment: &Environment) -> Result<Batch> {
+/// The batch that makes a catalog of `format`: snapshot 0, schema `main`, the option scope, head (0, 0); in a commit log,
+/// whose first slot it is, head (0, 1).
+pub(crate) fn batch(format: u64, log: bool, environment: &Environment) -> Result<Batch> {
     let mut batch = Batch::default();
     batch.put_system(
         System::Format,
-        &Format { format_version: format, writer_version: WRITER.to_owned(), ..Format::default() },
+        &Format {
+            format_version: format,
+            writer_version: WRITER.to_owned(),
+            commit_log_batch_origin: log.then_some(0),
+            ..Format::default()
+        },
     );
-    batch.put_system(System::Head, &Head { snapshot_id: 0, batch_seq: 0 });
+    batch.put_system(System::Head, &Head { snapshot_id: 0, batch_seq: u64::from(log) });
     batch.put(
         &Key::Snapshot(0),
         &Snapshot {
@@ -51,7 +57,7 @@ pub(crate) fn batch(format: u64, environment: &Environment) -> Result<Batch> {
 
 /// Writes the first batch under the writer's epoch, if nobody has, and waits until it is durable.
 pub(crate) async fn write(authority: &Native, environment: &Environment) -> Result<()> {
-    let batch = batch(BOOTSTRAP, environment)?;
+    let batch = batch(BOOTSTRAP, false, environment)?;
     let transaction = authority
         .db()
         .begin(slatedb::IsolationLevel::SerializableSnapshot)

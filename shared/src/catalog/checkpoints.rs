@@ -22,6 +22,9 @@ pub const BEFORE: &str = "metashift-pre-";
 /// What the name of a checkpoint of a migration's result starts with.
 pub const FINAL: &str = "metashift-final-";
 
+/// The checkpoint that the slots of a commit log go on from: with it and them, every record can be had again.
+pub const LOG_BASE: &str = "metashift-log-base";
+
 /// Name of the checkpoint from before a migration that began at a format.
 pub fn before(original_format: u64) -> String {
     format!("{BEFORE}{original_format}")
@@ -83,6 +86,14 @@ pub(crate) async fn supersede(
     Ok(())
 }
 
+/// Releases every checkpoint with a name.
+pub(crate) async fn forget(location: &Location, name: &str, deadline: &Deadline) -> Result<()> {
+    for checkpoint in all(location, deadline).await?.iter().filter(|found| is(found, name)) {
+        delete(location, checkpoint, deadline).await?;
+    }
+    Ok(())
+}
+
 /// Every checkpoint of a store.
 pub async fn list(
     location: &Location,
@@ -114,8 +125,8 @@ pub async fn open(
     open_reader(location, mode, DbReaderOptions::default(), deadline).await.map(Some)
 }
 
-/// After a finished migration, with the writer still held: publishes the result, then releases what was kept from
-/// before.
+/// After a finished migration, with the writer still held: publishes the result of a native catalog, then releases what
+/// was kept from before. In a commit log every acknowledged slot is published already.
 pub(crate) async fn publish(
     location: &Location,
     authority: &dyn CommitAuthority,
@@ -124,11 +135,13 @@ pub(crate) async fn publish(
     deadline: &Deadline,
     report: &mut Report,
 ) -> Result<()> {
-    let name = result(report.format);
-    if !clear(location, &name, environment, deadline).await? {
-        authority.checkpoint(&name, Some(request.final_lifetime)).await?;
+    if authority.origin().is_none() {
+        let name = result(report.format);
+        if !clear(location, &name, environment, deadline).await? {
+            authority.checkpoint(&name, Some(request.final_lifetime)).await?;
+        }
+        report.final_checkpoint = Some(name);
     }
-    report.final_checkpoint = Some(name);
     release(location, deadline, report).await
 }
 
@@ -149,9 +162,7 @@ pub(crate) async fn converge(
         let create = async { admin(location).create_detached_checkpoint(&options).await };
         deadline.wait(&format!("taking checkpoint {name}"), create).await?;
         if shown_format(location, &name, environment, deadline).await? != Some(report.format) {
-            for checkpoint in all(location, deadline).await?.iter().filter(|found| is(found, &name)) {
-                delete(location, checkpoint, deadline).await?;
-            }
+            forget(location, &name, deadline).await?;
             return Ok(false);
         }
     }
@@ -182,7 +193,8 @@ async fn clear(
     Ok(live)
 }
 
-async fn release(location: &Location, deadline: &Deadline, report: &mut Report) -> Result<()> {
+/// Releases what was kept from before a migration.
+pub(crate) async fn release(location: &Location, deadline: &Deadline, report: &mut Report) -> Result<()> {
     for checkpoint in &all(location, deadline).await? {
         let Some(name) = checkpoint.name.as_deref().filter(|name| name.starts_with(BEFORE)) else { continue };
         report.pre_checkpoint = Some(name.to_owned());

@@ -4,6 +4,7 @@ use std::future::Future;
 use std::task::Poll;
 use std::time::Duration;
 
+use object_store::Error as ObjectError;
 use slatedb::{CloseReason, Error as StoreError, ErrorKind as StoreErrorKind};
 
 use crate::step::Budget;
@@ -38,16 +39,50 @@ impl Deadline {
         if let Poll::Ready(answer) = futures::poll!(future.as_mut()) {
             return answer.map_err(|error| classify(what, error));
         }
-        let left = self.budget.time_to_deadline().map_or(LONGEST_WAIT, |left| left.saturating_sub(ANSWER));
-        match tokio::time::timeout(left, future).await {
-            Ok(answer) => answer.map_err(|error| classify(what, error)),
-            Err(_) => Err(Error::new(
+        self.bounded(what, future).await?.map_err(|error| classify(what, error))
+    }
+
+    /// Waits for the object store until the deadline. What is absent is `None`.
+    pub(crate) async fn object<T>(
+        &self,
+        what: &str,
+        future: impl Future<Output = Result<T, ObjectError>> + Send,
+    ) -> Result<Option<T>> {
+        match self.bounded(what, future).await? {
+            Ok(there) => Ok(Some(there)),
+            Err(ObjectError::NotFound { .. }) => Ok(None),
+            Err(error) => Err(classify_object(what, error)),
+        }
+    }
+
+    /// Time that is left for waiting.
+    pub(crate) fn left(&self) -> Duration {
+        self.budget.time_to_deadline().map_or(LONGEST_WAIT, |left| left.saturating_sub(ANSWER))
+    }
+
+    async fn bounded<T>(&self, what: &str, future: impl Future<Output = T> + Send) -> Result<T> {
+        let left = self.left();
+        tokio::time::timeout(left, future).await.map_err(|_| {
+            Error::new(
                 ErrorKind::Timeout,
                 format!("{what}: the store did not answer within the {} s left", left.as_secs()),
             )
-            .next("run the same command again; it resumes")),
-        }
+            .next("run the same command again; it resumes")
+        })
     }
+}
+
+/// What an error of the object store means here.
+pub(crate) fn classify_object(what: &str, error: ObjectError) -> Error {
+    let kind = match &error {
+        ObjectError::PermissionDenied { .. } | ObjectError::Unauthenticated { .. } => ErrorKind::AccessDenied,
+        ObjectError::NotSupported { .. }
+        | ObjectError::NotImplemented { .. }
+        | ObjectError::InvalidPath { .. }
+        | ObjectError::UnknownConfigurationKey { .. } => ErrorKind::InvalidInput,
+        _ => ErrorKind::Unavailable,
+    };
+    Error::new(kind, format!("{what}: {error}")).because(error)
 }
 
 /// What a SlateDB error means here.
@@ -74,10 +109,8 @@ pub fn classify(what: &str, error: StoreError) -> Error {
 fn is_denied(error: &StoreError) -> bool {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(cause) = source {
-        let text = cause.downcast_ref::<object_store::Error>();
-        if let Some(
-            object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. },
-        ) = text
+        if let Some(ObjectError::PermissionDenied { .. } | ObjectError::Unauthenticated { .. }) =
+            cause.downcast_ref::<ObjectError>()
         {
             return true;
         }

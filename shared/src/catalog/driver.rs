@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::authority::{Commit, CommitAuthority, Native};
+use super::authority::{self, Commit, CommitAuthority};
 use super::batch::{Anchor, Batch};
 use super::checkpoints;
 use super::deadline::Deadline;
 use super::format::{SystemRecords, is_commit_log};
 use super::location::Location;
-use super::store::{Ending, Sighting, look, system_records};
+use super::store::{Ending, Logged, look, system_records};
 use super::units::{Registry, Stage, Unit};
 use super::value::Migration;
 use crate::environment::Environment;
@@ -54,6 +54,8 @@ pub struct Request {
     pub checkpoint: bool,
     /// How long the final checkpoint stays.
     pub final_lifetime: Duration,
+    /// Where the commit log of a catalog of format 10 began, which may not say it itself.
+    pub commit_log_origin: Option<u64>,
     /// Makes the run stop after its current batch.
     pub stop: Stop,
 }
@@ -61,7 +63,13 @@ pub struct Request {
 impl Request {
     /// A run to a format, without a checkpoint before it.
     pub fn to(to_format: u64) -> Self {
-        Self { to_format, checkpoint: false, final_lifetime: FINAL_LIFETIME, stop: Stop::default() }
+        Self {
+            to_format,
+            checkpoint: false,
+            final_lifetime: FINAL_LIFETIME,
+            commit_log_origin: None,
+            stop: Stop::default(),
+        }
     }
 }
 
@@ -116,20 +124,24 @@ pub async fn run(
 ) -> Result<Report> {
     registry.check_target(request.to_format)?;
     let deadline = Deadline::of(&budget);
-    let Sighting { epoch, records } = look(location, &deadline).await?;
-    let next = registry.next(&records, request.to_format)?;
-    refuse_commit_log(&records)?;
-    if matches!(next, Stage::Done) {
-        let mut report = Report { done: true, ..report_of(&records, request) };
-        if checkpoints::converge(location, request, environment, &deadline, &mut report).await? {
-            return Ok(report);
+    let sighting = look(location, &deadline).await?;
+    let records = &sighting.records;
+    if matches!(registry.next(records, request.to_format)?, Stage::Done) {
+        let mut report = Report { done: true, ..report_of(records, request) };
+        match sighting.log {
+            None if checkpoints::converge(location, request, environment, &deadline, &mut report).await? => {
+                return Ok(report);
+            }
+            Some(Logged { unfolded: 0, .. }) => {
+                checkpoints::release(location, &deadline, &mut report).await?;
+                return Ok(report);
+            }
+            _ => {}
         }
     }
-    let Some(epoch) = epoch else {
-        return Err(Error::new(ErrorKind::Internal, "records without a database"));
-    };
-    let authority = Native::open(location, epoch, deadline.clone()).await?;
-    let result = Box::pin(migrate(&authority, registry, request, environment, budget, observe)).await;
+    let asked = request.commit_log_origin;
+    let authority = authority::open(location, &sighting, asked, environment, &deadline).await?;
+    let result = Box::pin(migrate(authority.as_ref(), registry, request, environment, budget, observe)).await;
     let mut report = match result {
         Ok(report) => report,
         Err(error) => {
@@ -139,8 +151,8 @@ pub async fn run(
     };
     if report.done {
         let converged =
-            checkpoints::publish(location, &authority, request, environment, &deadline, &mut report).await;
-        if let Err(error) = converged {
+            checkpoints::publish(location, authority.as_ref(), request, environment, &deadline, &mut report);
+        if let Err(error) = converged.await {
             authority.close(Ending::Abandoned).await?;
             return Err(error);
         }
@@ -178,19 +190,17 @@ pub(crate) fn report_of(records: &SystemRecords, request: &Request) -> Report {
     }
 }
 
-/// Refuses a catalog whose truth is not its SlateDB store.
-pub(crate) fn refuse_commit_log(records: &SystemRecords) -> Result<()> {
-    match &records.format {
-        Some(format) if is_commit_log(format) => Err(Error::new(
-            ErrorKind::Migration,
-            format!(
-                "the catalog (format {}) is kept in a commit log; a write beside the log would be lost",
-                format.format_version
-            ),
-        )
-        .next("use a version of metashift that commits through the log")),
-        _ => Ok(()),
+/// Refuses to go on through an authority that is no longer the catalog's.
+pub(crate) fn agree(records: &SystemRecords, authority: &dyn CommitAuthority) -> Result<()> {
+    let logged = records.format.as_ref().is_some_and(is_commit_log);
+    if logged == authority.origin().is_some() {
+        return Ok(());
     }
+    Err(Error::new(
+        ErrorKind::AuthorityChanged,
+        "the catalog's commit log was adopted or demoted since it was opened; nothing more was written",
+    )
+    .next("run the same command again"))
 }
 
 struct Migrator<'a> {
@@ -215,7 +225,7 @@ impl Migrator<'_> {
         let mut first = true;
         loop {
             let records = system_records(self.authority.pin().await?.as_ref()).await?;
-            refuse_commit_log(&records)?;
+            agree(&records, self.authority)?;
             if first {
                 self.report = report_of(&records, self.request);
                 first = false;
@@ -298,7 +308,8 @@ impl Migrator<'_> {
             Stage::Resume(same, _) if same.name() == unit.name() => {}
             _ => return Ok(Outcome::Lost),
         }
-        self.durable(phases::finish(&records, self.request.to_format)?, Some("catalog-finished")).await
+        let finish = phases::finish(&records, self.request.to_format, self.authority.origin())?;
+        self.durable(finish, Some("catalog-finished")).await
     }
 
     /// Commits one batch and waits until it is durable.

@@ -8,16 +8,18 @@ use slatedb::config::DbReaderOptions;
 use slatedb::{DbReader, DbReaderMode};
 use tokio::sync::RwLock;
 
-use super::authority::{Commit, CommitAuthority, Native};
+use super::authority::{self, Commit, CommitAuthority, Native, Session};
 use super::bootstrap;
 use super::commit::{Change, plan};
 use super::deadline::Deadline;
-use super::driver::{ATTEMPTS, refuse_commit_log};
-use super::format::SystemRecords;
+use super::driver::{ATTEMPTS, agree};
+use super::format::{SystemRecords, is_commit_log};
 use super::key::{Key, System};
 use super::location::Location;
+use super::log::Log;
+use super::log::tail::Tail;
 use super::read::{StoreReader, message};
-use super::store::{Ending, Sighting, look, manifest, open_reader, system_records};
+use super::store::{Ending, look, manifest, open_reader, system_records};
 use super::value::Head;
 use super::view::View;
 use crate::environment::Environment;
@@ -37,13 +39,24 @@ impl std::fmt::Debug for Catalog {
 }
 
 impl Catalog {
-    /// Opens a store, making a catalog where there is none. A refusal comes before the live writer is fenced.
+    /// Opens a store, making a native catalog where there is none. A refusal comes before the live writer is fenced. A
+    /// catalog that is kept in a commit log is opened beside everybody else who commits to it.
     pub async fn open(location: &Location, environment: &Environment, budget: &Budget) -> Result<Self> {
         let deadline = Deadline::of(budget);
-        let Sighting { epoch, records } = look(location, &deadline).await?;
-        records.gate()?;
-        refuse_commit_log(&records)?;
-        let authority = Native::open(location, epoch.unwrap_or(0), deadline).await?;
+        let sighting = look(location, &deadline).await?;
+        let format = sighting.records.gate()?;
+        if sighting.log.is_some() {
+            if format.is_some_and(is_commit_log) && sighting.epoch.is_some() {
+                let session = Session::open(location, environment, &deadline).await?;
+                return Ok(Self::over(Arc::new(session), environment.clone()));
+            }
+            // No index yet, or a log that has ended and is not folded to its end.
+            let folder = authority::open(location, &sighting, None, environment, &deadline).await?;
+            folder.settle().await?;
+            folder.close(Ending::Complete).await?;
+            return Box::pin(Self::open(location, environment, budget)).await;
+        }
+        let authority = Native::open(location, sighting.epoch.unwrap_or(0), deadline).await?;
         let opened = match ready(&authority, environment).await {
             Ok(()) => Self::over(Arc::new(authority), environment.clone()),
             Err(error) => {
@@ -64,6 +77,7 @@ impl Catalog {
     pub async fn read(&self) -> Result<View> {
         let state = self.authority.pin().await?;
         let records = system_records(state.as_ref()).await?;
+        agree(&records, self.authority.as_ref())?;
         let (format, head) = gated(&records)?;
         Ok(View::new(state, format, head))
     }
@@ -71,17 +85,32 @@ impl Catalog {
     /// Commits changes as one snapshot and waits until it is durable; a commit that loses to another is decided again,
     /// a bounded number of times. Returns the snapshot's id.
     pub async fn commit(&self, changes: &[Change]) -> Result<u64> {
+        let mut refreshed = false;
         for attempt in 0..ATTEMPTS {
-            let view = self.read().await?;
-            let plan = plan(&view, changes, &self.environment).await?;
-            if self.authority.commit(&plan.anchor, plan.batch).await? == Commit::Committed {
-                self.authority.settle().await?;
-                return Ok(plan.snapshot_id);
+            match self.attempt(changes).await {
+                Ok(Some(snapshot_id)) => return Ok(snapshot_id),
+                Ok(None) => {}
+                // A garbage collector may have removed what an index from before it rests on: once, from a new one.
+                Err(error) if error.kind() == ErrorKind::Corruption && !refreshed => {
+                    refreshed = true;
+                    self.authority.refresh().await?;
+                }
+                Err(error) => return Err(error),
             }
             let pause = self.environment.jitter(Duration::from_millis(5) * 2_u32.pow(attempt));
             tokio::time::sleep(pause).await;
         }
         Err(Error::new(ErrorKind::Contended, format!("lost to other commits {ATTEMPTS} times")))
+    }
+
+    async fn attempt(&self, changes: &[Change]) -> Result<Option<u64>> {
+        let view = self.read().await?;
+        let plan = plan(&view, changes, &self.environment).await?;
+        if self.authority.commit(&plan.anchor, plan.batch).await? == Commit::Lost {
+            return Ok(None);
+        }
+        self.authority.settle().await?;
+        Ok(Some(plan.snapshot_id))
     }
 
     /// Closes the writer.
@@ -93,9 +122,8 @@ impl Catalog {
 /// The check under the writer's own epoch, and the bootstrap of an absent catalog.
 async fn ready(authority: &Native, environment: &Environment) -> Result<()> {
     let records = system_records(authority.pin().await?.as_ref()).await?;
-    refuse_commit_log(&records)?;
     match records.gate()? {
-        Some(_) => Ok(()),
+        Some(_) => agree(&records, authority),
         None => bootstrap::write(authority, environment).await,
     }
 }
@@ -108,20 +136,31 @@ fn gated(records: &SystemRecords) -> Result<(u64, Head)> {
     Ok((format.format_version, head))
 }
 
+fn without_index(log: bool) -> Error {
+    if !log {
+        return absent();
+    }
+    Error::new(ErrorKind::Unavailable, "the catalog's commit log has no index yet")
+        .next("metashift catalog create --commit-log, which builds it")
+}
+
 fn absent() -> Error {
     Error::new(ErrorKind::InvalidInput, "there is no catalog here").next("metashift catalog create")
 }
 
-/// What a read-only handle knows about the format of the store while head stands.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// What a read-only handle knows while the head of the index stands.
+#[derive(Debug, Clone)]
 struct Known {
-    head: Head,
-    format: u64,
+    index: Head,
+    /// The slots behind the index, of a catalog that is kept in a log.
+    tail: Option<Tail>,
+    records: SystemRecords,
 }
 
 /// A read-only handle that follows the store; it writes nothing and fences nobody.
 pub struct CatalogReader {
     location: Location,
+    log: Log,
     options: DbReaderOptions,
     deadline: Deadline,
     reader: RwLock<Arc<DbReader>>,
@@ -139,12 +178,13 @@ impl CatalogReader {
     pub async fn open(location: &Location, poll: Duration, budget: &Budget) -> Result<Self> {
         let deadline = Deadline::of(budget);
         if manifest(location, &deadline).await?.is_none() {
-            return Err(absent());
+            return Err(without_index(look(location, &deadline).await?.log.is_some()));
         }
         let options = DbReaderOptions { manifest_poll_interval: poll, ..DbReaderOptions::default() };
         let reader = open_reader(location, DbReaderMode::FollowLatest, options.clone(), &deadline).await?;
         let handle = Self {
             location: location.clone(),
+            log: Log::of(location, &deadline),
             options,
             deadline,
             reader: RwLock::new(reader),
@@ -154,8 +194,9 @@ impl CatalogReader {
         Ok(handle)
     }
 
-    /// Runs `query` on a view, and releases its answer only if head stood still from before the format and marker were
-    /// read until after the query's last read. A moved head without a marker repeats it, a bounded number of times.
+    /// Runs `query` on a view, and releases its answer only if the index's head stood still from before the format and
+    /// marker were read until after the query's last read. A moved head repeats it, a bounded number of times. Of a
+    /// catalog that is kept in a log every slot that was acknowledged before is part of the view.
     pub async fn read<T, Q, F>(&self, query: Q) -> Result<T>
     where
         Q: Fn(View) -> F,
@@ -164,17 +205,25 @@ impl CatalogReader {
         let mut reopened = false;
         for _ in 0..ATTEMPTS {
             let reader = Arc::clone(&*self.reader.read().await);
-            let state = Arc::new(StoreReader::following(reader, self.deadline.clone()));
-            let answer = match self.known_at(&state).await {
-                Ok(known) => {
-                    let answer = query(View::new(Arc::clone(&state) as _, known.format, known.head)).await;
-                    if head(&state).await? != Some(known.head) {
-                        // Whatever moved head may be a marker: then this refuses, else the query is run again.
-                        gated(&system_records(state.as_ref()).await?)?;
+            let index = Arc::new(StoreReader::following(reader, self.deadline.clone()));
+            let answer = match self.known_at(&index).await {
+                Ok(Some(known)) => {
+                    let (format, at) = gated(&known.records)?;
+                    let state = known
+                        .tail
+                        .as_ref()
+                        .map_or(Arc::clone(&index) as _, |tail| tail.over(Arc::clone(&index) as _));
+                    let answer = query(View::new(state, format, at)).await;
+                    if head(&index).await? != Some(known.index) {
                         continue;
                     }
                     *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(known);
                     answer
+                }
+                Ok(None) => {
+                    // The next slot is deleted: the index has gone on, and this handle has not seen it yet.
+                    self.reopen().await?;
+                    continue;
                 }
                 Err(error) => Err(error),
             };
@@ -190,15 +239,29 @@ impl CatalogReader {
         Err(Error::new(ErrorKind::Unavailable, format!("the catalog moved during each of {ATTEMPTS} reads")))
     }
 
-    /// Head, and the format under it: remembered while head stands, read after it otherwise.
-    async fn known_at(&self, state: &StoreReader) -> Result<Known> {
-        let Some(head) = head(state).await? else { return Err(absent()) };
-        let known = *self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = known.filter(|known| known.head == head) {
-            return Ok(known);
+    /// The index's head, and the records under it with those of the slots behind it: remembered while head stands, read
+    /// after it otherwise. `None` if the index is behind the log's floor.
+    async fn known_at(&self, index: &StoreReader) -> Result<Option<Known>> {
+        let Some(head) = head(index).await? else { return Err(absent()) };
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        // An empty log of format 10 says nothing of its origin; the first slot will.
+        let settled =
+            |known: &Known| known.tail.is_some() || !known.records.format.as_ref().is_some_and(is_commit_log);
+        let known = known.filter(|known| known.index == head && settled(known));
+        let (tail, records) = if let Some(Known { tail, records, .. }) = known {
+            (tail, records)
+        } else {
+            let records = system_records(index).await?;
+            let origin = self.log.origin(&records, None).await?;
+            let tail = origin.map(|origin| Tail::new(records.clone(), origin)).transpose()?;
+            (tail, records)
+        };
+        let Some(mut tail) = tail else { return Ok(Some(Known { index: head, tail: None, records })) };
+        if !tail.advance(&self.log).await? {
+            return Ok(None);
         }
-        let (format, _) = gated(&system_records(state).await?)?;
-        Ok(Known { head, format })
+        let records = tail.records.clone();
+        Ok(Some(Known { index: head, tail: Some(tail), records }))
     }
 
     async fn reopen(&self) -> Result<()> {

@@ -13,8 +13,9 @@ use super::driver::{ATTEMPTS, phases};
 use super::format::{FLOOR, SystemRecords, is_commit_log};
 use super::key::shown;
 use super::location::Location;
+use super::log::Log;
 use super::read::{Read, StoreReader};
-use super::store::{manifest, open_reader, system_records};
+use super::store::{behind, manifest, open_reader, system_records};
 use super::units::{Registry, Stage};
 use super::value::{Format, Migration};
 use crate::environment::Environment;
@@ -31,6 +32,20 @@ pub struct UnderWay {
     pub to_format: u64,
     /// The last source key that is done, in hexadecimal; empty before the first step.
     pub cursor: String,
+}
+
+/// The log of a catalog that is kept in one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CommitLog {
+    /// `batch_seq` at which it began; absent if nobody can say (format 10 without a slot).
+    pub origin: Option<u64>,
+    /// The sequence of its last slot.
+    pub last_slot: u64,
+    /// Slots that the index has not folded.
+    pub unfolded: u64,
+    /// Slots up to it count no more and may be deleted.
+    pub floor: u64,
 }
 
 /// A stage that a run would work on.
@@ -60,8 +75,8 @@ pub struct Inspection {
     pub snapshot_id: u64,
     /// Number of batches so far.
     pub batch_seq: u64,
-    /// Whether its truth is a commit log.
-    pub commit_log: bool,
+    /// Its commit log, if its truth is one.
+    pub commit_log: Option<CommitLog>,
     /// Whether ordinary readers open it now.
     pub readable: bool,
     /// The unit that is under way.
@@ -86,6 +101,7 @@ pub async fn inspect(
 ) -> Result<Inspection> {
     registry.check_target(to_format)?;
     let deadline = Deadline::of(budget);
+    let log = Log::of(location, &deadline);
     if manifest(location, &deadline).await?.is_none() {
         return Err(Error::new(ErrorKind::InvalidInput, format!("there is no catalog at {location}"))
             .next("metashift catalog create"));
@@ -93,25 +109,48 @@ pub async fn inspect(
     let checkpoints = checkpoints::list(location, environment, &deadline).await?;
     let options = DbReaderOptions::default();
     let reader = open_reader(location, DbReaderMode::FollowLatest, options, &deadline).await?;
-    let state = StoreReader::following(Arc::clone(&reader), deadline.clone());
-    let found = settled(&state, registry, to_format, counted, budget).await;
+    let index = Arc::new(StoreReader::following(Arc::clone(&reader), deadline.clone()));
+    let found = settled(&index, &log, registry, to_format, counted, budget).await;
     deadline.wait("closing the reader", reader.close()).await?;
     Ok(Inspection { checkpoints, ..found? })
 }
 
-/// Repeats the look until head stood still during it.
+/// Repeats the look until the index's head stood still during it.
 async fn settled(
-    state: &StoreReader,
+    index: &Arc<StoreReader>,
+    log: &Log,
     registry: &Registry,
     to_format: u64,
     counted: bool,
     budget: &Budget,
 ) -> Result<Inspection> {
     for _ in 0..ATTEMPTS {
-        let records = system_records(state).await?;
-        let plan = planned(state, registry, &records, to_format, counted, budget).await;
-        if system_records(state).await?.head == records.head {
-            return describe(&records, registry, to_format, plan?);
+        let records = system_records(index.as_ref()).await?;
+        let below = Arc::clone(index) as Arc<dyn Read>;
+        let (state, found, commit_log) = match log.origin(&records, None).await? {
+            Some(origin) => {
+                let tail = behind(log, records.clone(), origin).await?;
+                let commit_log = CommitLog {
+                    origin: Some(origin),
+                    last_slot: tail.position()?,
+                    unfolded: tail.slots,
+                    floor: log.floor().await?.sequence,
+                };
+                (tail.over(below), tail.records, Some(commit_log))
+            }
+            None if records.format.as_ref().is_some_and(is_commit_log) => {
+                let floor = log.floor().await?.sequence;
+                (
+                    below,
+                    records.clone(),
+                    Some(CommitLog { origin: None, last_slot: floor, unfolded: 0, floor }),
+                )
+            }
+            None => (below, records.clone(), None),
+        };
+        let plan = planned(state.as_ref(), registry, &found, to_format, counted, budget).await;
+        if system_records(index.as_ref()).await?.head == records.head {
+            return Ok(Inspection { commit_log, ..describe(&found, registry, to_format, plan?)? });
         }
     }
     Err(Error::new(ErrorKind::Unavailable, format!("the catalog moved during each of {ATTEMPTS} looks")))
@@ -170,7 +209,7 @@ fn describe(
         writer_version: format.writer_version.clone(),
         snapshot_id: head.snapshot_id,
         batch_seq: head.batch_seq,
-        commit_log: is_commit_log(format),
+        commit_log: None,
         readable: records.marker.is_none() && format.format_version >= FLOOR,
         under_way: records.marker.as_ref().map(|marker| UnderWay {
             from_format: marker.from_format,

@@ -1,7 +1,10 @@
 //! Reading one state: point reads and scans, whatever holds the state.
 
+use std::collections::BTreeMap;
+use std::iter::Peekable;
 use std::ops::Bound;
 use std::sync::Arc;
+use std::vec;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -75,9 +78,15 @@ impl Fetch {
     }
 }
 
+/// Changes on top of a state: what a key holds now, or that it is gone.
+pub type Changes = BTreeMap<Bytes, Option<Bytes>>;
+
 /// Rows of a scan, in key order.
 pub struct Rows {
     rows: DbIterator,
+    /// The next row below, where there are changes to compare it with.
+    ahead: Option<(Bytes, Bytes)>,
+    changes: Peekable<vec::IntoIter<(Bytes, Option<Bytes>)>>,
     deadline: Deadline,
 }
 
@@ -88,8 +97,31 @@ impl std::fmt::Debug for Rows {
 }
 
 impl Rows {
+    /// The same rows under changes in the same range.
+    pub(crate) fn under(self, changes: Vec<(Bytes, Option<Bytes>)>) -> Self {
+        Self { changes: changes.into_iter().peekable(), ..self }
+    }
+
     /// The next key and value.
     pub async fn next(&mut self) -> Result<Option<(Bytes, Bytes)>> {
+        loop {
+            let below = match self.ahead.take() {
+                Some(row) => Some(row),
+                None => self.below().await?,
+            };
+            let Some(changed) = self.changes.peek().map(|(key, _)| key) else { return Ok(below) };
+            match below {
+                Some(row) if row.0 < *changed => return Ok(Some(row)),
+                Some(row) if row.0 > *changed => self.ahead = Some(row),
+                _ => {}
+            }
+            if let Some((key, Some(value))) = self.changes.next() {
+                return Ok(Some((key, value)));
+            }
+        }
+    }
+
+    async fn below(&mut self) -> Result<Option<(Bytes, Bytes)>> {
         // The future is large: pinned here, only a reference to it is handed on.
         let next = std::pin::pin!(self.rows.next());
         let next = self.deadline.wait("scanning the catalog", next).await?;
@@ -166,6 +198,11 @@ impl Read for StoreReader {
                 self.deadline.wait(WHAT, source.scan_with_options(bounds, &options)).await?
             }
         };
-        Ok(Rows { rows, deadline: self.deadline.clone() })
+        Ok(Rows {
+            rows,
+            ahead: None,
+            changes: Vec::new().into_iter().peekable(),
+            deadline: self.deadline.clone(),
+        })
     }
 }

@@ -7,14 +7,15 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use slatedb::config::DbReaderOptions;
-use slatedb::{Db, DbReaderMode, WriteBatch};
+use slatedb::{Db, DbReader, DbReaderMode, WriteBatch};
 
 use super::deadline::Deadline;
-use super::format::{DELETE_TARGETS, FLOOR, NAMES, WRITER};
+use super::format::{DELETE_TARGETS, FLOOR, NAMES, SystemRecords, WRITER};
 use super::key::{Current, Entity, Inline, Key, Name, Operation, System};
 use super::location::Location;
+use super::log::Log;
 use super::read::{Fetch, Range, Read, StoreReader};
-use super::store::{Ending, close_writer, look, open_reader, open_writer, system_records};
+use super::store::{Ending, behind, close_writer, look, open_reader, open_writer, system_records};
 use super::value::{
     DeleteFile, DeleteTargetEntry, Format, Head, InlineChunk, InlineChunkLocator, NameEntry, OptionScope,
     RowDeletion, Schema, Snapshot, Table, frame,
@@ -278,14 +279,30 @@ impl Seeder {
     }
 }
 
+/// A store as it is, with the slots of a commit log that are not folded yet.
+async fn whole(
+    location: &Location,
+    deadline: &Deadline,
+) -> Result<(Arc<DbReader>, Arc<dyn Read>, SystemRecords)> {
+    let reader =
+        open_reader(location, DbReaderMode::FollowLatest, DbReaderOptions::default(), deadline).await?;
+    let index: Arc<dyn Read> = Arc::new(StoreReader::following(Arc::clone(&reader), deadline.clone()));
+    let records = system_records(index.as_ref()).await?;
+    let log = Log::of(location, deadline);
+    Ok(match log.origin(&records, None).await? {
+        Some(origin) => {
+            let tail = behind(&log, records, origin).await?;
+            (reader, tail.over(index), tail.records)
+        }
+        None => (reader, index, records),
+    })
+}
+
 /// Reads a snapshot of a store whatever its format, also below the floor or with a marker: what the demo and the tests
 /// compare before and after. Nothing else may, because with a marker there are holes.
 pub async fn read_at(location: &Location, snapshot: u64, budget: &Budget) -> Result<Contents> {
     let deadline = Deadline::of(budget);
-    let reader =
-        open_reader(location, DbReaderMode::FollowLatest, DbReaderOptions::default(), &deadline).await?;
-    let state: Arc<dyn Read> = Arc::new(StoreReader::following(Arc::clone(&reader), deadline.clone()));
-    let records = system_records(state.as_ref()).await?;
+    let (reader, state, records) = whole(location, &deadline).await?;
     let format = records.format.map(|format| format.format_version).unwrap_or_default();
     let contents = View::new(state, format, records.head.unwrap_or_default()).read_at(snapshot).await;
     deadline.wait("closing the reader", reader.close()).await?;
@@ -295,9 +312,7 @@ pub async fn read_at(location: &Location, snapshot: u64, budget: &Budget) -> Res
 /// Every key and value of a store, in key order.
 pub async fn dump(location: &Location, budget: &Budget) -> Result<Vec<(Bytes, Bytes)>> {
     let deadline = Deadline::of(budget);
-    let reader =
-        open_reader(location, DbReaderMode::FollowLatest, DbReaderOptions::default(), &deadline).await?;
-    let state = StoreReader::following(Arc::clone(&reader), deadline.clone());
+    let (reader, state, _) = whole(location, &deadline).await?;
     let mut rows = state.scan(Range::prefix(&[]), Fetch::Ahead).await?;
     let mut all = Vec::new();
     while let Some((key, value)) = rows.next().await? {

@@ -54,6 +54,9 @@ pub struct Input {
     /// How many days the final checkpoint stays; 7 if absent.
     #[serde(default)]
     pub final_checkpoint_days: Option<u32>,
+    /// `batch_seq` at which the commit log of a catalog of format 10 began, where the catalog does not say it.
+    #[serde(default)]
+    pub commit_log_origin: Option<u64>,
 }
 
 fn newest() -> u64 {
@@ -85,6 +88,7 @@ impl Input {
             to_format: self.to_format,
             checkpoint: self.checkpoint,
             final_lifetime: days.unwrap_or(FINAL_LIFETIME),
+            commit_log_origin: self.commit_log_origin,
             stop,
         }
     }

@@ -10,9 +10,11 @@ use slatedb::config::{
 use slatedb::{Db, DbReader, DbReaderMode, PrefixExtractor, PrefixTarget, VersionedManifest};
 
 use super::deadline::{Deadline, classify};
-use super::format::SystemRecords;
+use super::format::{SystemRecords, is_commit_log};
 use super::key::{Key, System};
 use super::location::Location;
+use super::log::Log;
+use super::log::tail::Tail;
 use super::read::{Read, StoreReader};
 use crate::{Error, ErrorKind, Result};
 
@@ -79,8 +81,19 @@ pub fn settings() -> Settings {
 pub struct Sighting {
     /// The epoch of the last writer; `None` without a database.
     pub epoch: Option<u64>,
-    /// The system records, all absent without a database.
+    /// The system records, those of slots that are not folded yet included; all absent without a catalog.
     pub records: SystemRecords,
+    /// The log, of a catalog that is kept in one.
+    pub log: Option<Logged>,
+}
+
+/// What a look at a commit log found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Logged {
+    /// `batch_seq` at which it began; `None` if nobody can say (format 10 without a slot).
+    pub origin: Option<u64>,
+    /// Slots that the index has not folded.
+    pub unfolded: u64,
 }
 
 /// Reads the manifest and refuses a database that is no catalog.
@@ -111,14 +124,45 @@ pub async fn look(location: &Location, deadline: &Deadline) -> Result<Sighting> 
 }
 
 async fn look_once(location: &Location, deadline: &Deadline) -> Result<Sighting> {
+    let log = Log::of(location, deadline);
     let Some(manifest) = manifest(location, deadline).await? else {
-        return Ok(Sighting { epoch: None, records: SystemRecords::default() });
+        let tail = behind(&log, SystemRecords::default(), 0).await?;
+        let logged = Logged { origin: Some(0), unfolded: tail.slots };
+        let log = (tail.slots > 0).then_some(logged);
+        return Ok(Sighting { epoch: None, records: tail.records, log });
     };
     let reader =
         open_reader(location, DbReaderMode::FollowLatest, DbReaderOptions::default(), deadline).await?;
     let records = system_records(&StoreReader::following(Arc::clone(&reader), deadline.clone())).await;
     deadline.wait("closing the reader", reader.close()).await?;
-    Ok(Sighting { epoch: Some(manifest.writer_epoch()), records: records? })
+    let (epoch, records) = (Some(manifest.writer_epoch()), records?);
+    if !records.format.as_ref().is_some_and(is_commit_log) {
+        return Ok(Sighting { epoch, records, log: None });
+    }
+    let Some(origin) = log.origin(&records, None).await? else {
+        return Ok(Sighting { epoch, records, log: Some(Logged { origin: None, unfolded: 0 }) });
+    };
+    let tail = behind(&log, records, origin).await?;
+    let logged = Logged { origin: Some(origin), unfolded: tail.slots };
+    Ok(Sighting { epoch, records: tail.records, log: Some(logged) })
+}
+
+/// The slots behind an index that was just opened.
+pub(crate) async fn behind(log: &Log, records: SystemRecords, origin: u64) -> Result<Tail> {
+    let mut tail = Tail::new(records, origin)?;
+    if tail.advance(log).await? {
+        return Ok(tail);
+    }
+    Err(index_behind(tail.position()?))
+}
+
+/// An index that lacks slots which are deleted already.
+pub(crate) fn index_behind(position: u64) -> Error {
+    Error::new(
+        ErrorKind::Corruption,
+        format!("the index has folded slot {position} of the commit log, and the next ones are deleted"),
+    )
+    .next("this is an old copy of the index: bring back the newest one, or one from the checkpoint metashift-log-base")
 }
 
 /// The three system records of one state.

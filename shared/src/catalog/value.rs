@@ -239,19 +239,23 @@ pub fn frame<M: Message>(message: &M) -> Bytes {
 
 /// The message in a frame; `key` is only for the error.
 pub fn unframe<M: Message + Default>(key: &[u8], value: &[u8]) -> Result<M> {
-    let corrupt =
-        |why: String| Error::new(ErrorKind::Corruption, format!("value of key {}: {why}", shown(key)));
+    decoded(value)
+        .map_err(|why| Error::new(ErrorKind::Corruption, format!("value of key {}: {why}", shown(key))))
+}
+
+/// The message in a frame, or what is wrong with it.
+pub(crate) fn decoded<M: Message + Default>(value: &[u8]) -> Result<M, String> {
     let Some((header, message)) = value.split_at_checked(HEADER) else {
-        return Err(corrupt(format!("{} bytes, shorter than its header", value.len())));
+        return Err(format!("{} bytes, shorter than its header", value.len()));
     };
     match header.split_last() {
         Some((&ENCODING, magic)) if magic == MAGIC => {}
         Some((encoding, magic)) if magic == MAGIC => {
-            return Err(corrupt(format!("encoding {encoding}, newer than {ENCODING}")));
+            return Err(format!("encoding {encoding}, newer than {ENCODING}"));
         }
-        _ => return Err(corrupt("does not start with MRNE".to_owned())),
+        _ => return Err("does not start with MRNE".to_owned()),
     }
-    M::decode(message).map_err(|error| corrupt(error.to_string()))
+    M::decode(message).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

@@ -134,7 +134,7 @@ async fn a_checkpoint_from_a_run_that_was_abandoned_is_replaced_by_one_of_the_pr
     let one = budget().with_pages(Some(1));
     migrate(&at(&store), &with_checkpoint(11), one).await.unwrap();
     let registry = metashift::catalog::units::Registry::shipped();
-    metashift::catalog::abandon::abandon(&at(&store), &registry, budget()).await.unwrap();
+    metashift::catalog::abandon::abandon(&at(&store), &registry, &environment(), budget()).await.unwrap();
     let listed = || async {
         let deadline = Deadline::of(&budget());
         checkpoints::list(&at(&store), &environment(), &deadline).await.unwrap()

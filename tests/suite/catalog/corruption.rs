@@ -184,7 +184,7 @@ async fn a_directory_unit_can_be_abandoned_and_run_again() {
     finish(&whole, 12).await;
     migrate(&at(&store), &Request::to(12), budget().with_pages(Some(2))).await.unwrap();
     assert!(records(&dump(&store).await).marker.is_some());
-    let done = abandon(&at(&store), &Registry::shipped(), budget()).await.unwrap();
+    let done = abandon(&at(&store), &Registry::shipped(), &environment(), budget()).await.unwrap();
     assert_eq!((done.unit.as_str(), done.format, done.entries), ("index-current-names", 9, 512));
     let after = dump(&store).await;
     assert_eq!(content(&after), before);
@@ -205,7 +205,7 @@ async fn an_abandon_that_crashes_leaves_a_store_that_a_run_completes() {
         let mortal = Mortal::with_writes(Arc::clone(&shared), writes);
         let location = Location::new(Arc::clone(&mortal) as _, PATH);
         let work = async {
-            abandon(&location, &Registry::shipped(), budget())
+            abandon(&location, &Registry::shipped(), &environment(), budget())
                 .await
                 .map(|_| metashift::catalog::driver::Report::default())
         };
@@ -223,10 +223,19 @@ async fn an_abandon_that_crashes_leaves_a_store_that_a_run_completes() {
 #[tokio::test]
 async fn the_rewriting_unit_cannot_be_abandoned_and_nothing_can_be_when_nothing_runs() {
     let store: Arc<dyn ObjectStore> = seeded(Seed { tombstones: 600, ..Seed::small(8) }).await;
-    assert_eq!(kind(&abandon(&at(&store), &Registry::shipped(), budget()).await), ErrorKind::Migration);
+    assert_eq!(
+        kind(&abandon(&at(&store), &Registry::shipped(), &environment(), budget()).await),
+        ErrorKind::Migration
+    );
     dying_at(&store, &Request::to(9), budget(), "catalog-started", 1).await;
     let before = dump(&store).await;
-    assert_eq!(kind(&abandon(&at(&store), &Registry::shipped(), budget()).await), ErrorKind::Migration);
+    assert_eq!(
+        kind(&abandon(&at(&store), &Registry::shipped(), &environment(), budget()).await),
+        ErrorKind::Migration
+    );
     assert_eq!(dump(&store).await, before);
-    assert_eq!(kind(&abandon(&at(&memory()), &Registry::shipped(), budget()).await), ErrorKind::Migration);
+    assert_eq!(
+        kind(&abandon(&at(&memory()), &Registry::shipped(), &environment(), budget()).await),
+        ErrorKind::Migration
+    );
 }

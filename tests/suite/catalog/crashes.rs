@@ -10,8 +10,8 @@ use metashift::catalog::view::Contents;
 use object_store::ObjectStore;
 
 use super::support::{
-    Ended, Mortal, PATH, budget, copied, dump, dying_at, finish, history, migrate, records, seeded,
-    until_death,
+    Ended, Mortal, PATH, budget, commit_log, copied, create_schema, dump, dying_at, finish, history, logged,
+    migrate, records, seeded, until_death,
 };
 
 /// Enough for several steps of every unit.
@@ -29,7 +29,20 @@ struct Case {
 
 impl Case {
     async fn new(from: u64, target: u64) -> Self {
-        let store = seeded(seed(from)).await;
+        Self::of(seeded(seed(from)).await, target).await
+    }
+
+    /// A catalog that is kept in a commit log, with two slots that nobody has folded.
+    async fn logged(from: u64, target: u64) -> Self {
+        let store = logged(seed(from)).await;
+        for name in ["one", "two"] {
+            create_schema(&store, name).await.unwrap();
+        }
+        assert_eq!(commit_log(&store).await.unwrap().unfolded, 2);
+        Self::of(store, target).await
+    }
+
+    async fn of(store: Arc<dyn ObjectStore>, target: u64) -> Self {
         let shown = history(&store).await;
         let other = copied(&store).await;
         finish(&other, target).await;
@@ -48,12 +61,15 @@ impl Case {
         assert!(dump(crashed).await == self.uninterrupted, "{when}: differs from an uninterrupted run");
         finish(crashed, self.target).await;
         assert!(dump(crashed).await == self.uninterrupted, "{when}: differs after another run");
+        if let Some(log) = commit_log(crashed).await {
+            assert_eq!(log.unfolded, 0, "{when}: a slot is not folded");
+        }
     }
 }
 
 /// Dies at the write after 0, 1, 2, … until a run gets through.
-async fn dying_after_every_write(from: u64, target: u64) {
-    let case = Case::new(from, target).await;
+async fn dying_after_every_write(case: Case) {
+    let target = case.target;
     for writes in 0.. {
         let shared = copied(&case.store).await;
         let mortal = Mortal::with_writes(Arc::clone(&shared), writes);
@@ -61,7 +77,7 @@ async fn dying_after_every_write(from: u64, target: u64) {
         let request = Request { checkpoint: true, ..Request::to(target) };
         let ended = until_death(&mortal, migrate(&location, &request, budget())).await;
         mortal.kill();
-        case.recovers(&shared, &format!("{from} to {target}, dead after {writes} writes")).await;
+        case.recovers(&shared, &format!("to {target}, dead after {writes} writes")).await;
         if let Ended::Lived(result) = ended {
             assert!(result.unwrap().done);
             assert!(writes > 5, "the sweep met only {writes} writes");
@@ -72,27 +88,42 @@ async fn dying_after_every_write(from: u64, target: u64) {
 
 #[tokio::test]
 async fn a_crash_after_any_write_of_8_to_9_resumes_to_the_same_store() {
-    dying_after_every_write(8, 9).await;
+    dying_after_every_write(Case::new(8, 9).await).await;
 }
 
 #[tokio::test]
 async fn a_crash_after_any_write_of_9_to_11_resumes_to_the_same_store() {
-    dying_after_every_write(9, 11).await;
+    dying_after_every_write(Case::new(9, 11).await).await;
 }
 
 #[tokio::test]
 async fn a_crash_after_any_write_of_11_to_12_resumes_to_the_same_store() {
-    dying_after_every_write(11, 12).await;
+    dying_after_every_write(Case::new(11, 12).await).await;
 }
 
 #[tokio::test]
 async fn a_crash_after_any_write_of_the_two_unit_chain_8_to_11_resumes_to_the_same_store() {
-    dying_after_every_write(8, 11).await;
+    dying_after_every_write(Case::new(8, 11).await).await;
 }
 
 #[tokio::test]
 async fn a_crash_after_any_write_of_the_four_stage_chain_1_to_12_resumes_to_the_same_store() {
-    dying_after_every_write(1, 12).await;
+    dying_after_every_write(Case::new(1, 12).await).await;
+}
+
+#[tokio::test]
+async fn a_crash_after_any_write_of_10_to_11_in_a_commit_log_resumes_to_the_same_store() {
+    dying_after_every_write(Case::logged(10, 11).await).await;
+}
+
+#[tokio::test]
+async fn a_crash_after_any_write_of_11_to_12_in_a_commit_log_resumes_to_the_same_store() {
+    dying_after_every_write(Case::logged(11, 12).await).await;
+}
+
+#[tokio::test]
+async fn a_crash_after_any_write_of_the_two_unit_chain_10_to_12_in_a_commit_log_resumes_to_the_same_store() {
+    dying_after_every_write(Case::logged(10, 12).await).await;
 }
 
 fn request(case: &Case) -> Request {
@@ -113,15 +144,29 @@ async fn dying_at_every(case: &Case, point: &'static str) -> u64 {
     unreachable!("the loop returns")
 }
 
+/// The points that a run may meet.
+fn points() -> impl Iterator<Item = &'static str> {
+    let others = [
+        "catalog-abandoned",
+        "catalog-log-adopted",
+        "catalog-log-demoted",
+        "catalog-log-based",
+        "catalog-log-floored",
+    ];
+    metashift::crash::ALL
+        .iter()
+        .copied()
+        .filter(move |point| point.starts_with("catalog-") && !others.contains(point))
+}
+
 #[tokio::test]
 async fn a_crash_at_any_named_point_of_the_chain_1_to_12_resumes_to_the_same_store() {
     let case = Case::new(1, 12).await;
     let mut met = Vec::new();
-    for point in metashift::crash::ALL.iter().filter(|point| point.starts_with("catalog-")) {
-        if *point != "catalog-abandoned" {
-            met.push((*point, dying_at_every(&case, point).await));
-        }
+    for point in points() {
+        met.push((point, dying_at_every(&case, point).await));
     }
+    met.retain(|(point, _)| !point.starts_with("catalog-log-"));
     assert_eq!(
         met,
         [
@@ -132,6 +177,30 @@ async fn a_crash_at_any_named_point_of_the_chain_1_to_12_resumes_to_the_same_sto
             ("catalog-flushed", 3),
             ("catalog-finished", 3),
             ("catalog-published", 1),
+        ]
+    );
+}
+
+#[tokio::test]
+async fn a_crash_at_any_named_point_of_10_to_12_in_a_commit_log_resumes_to_the_same_store() {
+    let case = Case::logged(10, 12).await;
+    let mut met = Vec::new();
+    for point in points() {
+        met.push((point, dying_at_every(&case, point).await));
+    }
+    assert_eq!(
+        met,
+        [
+            ("catalog-stamped", 0),
+            ("catalog-checkpointed", 1),
+            ("catalog-started", 2),
+            ("catalog-stepped", 4),
+            ("catalog-flushed", 2),
+            ("catalog-finished", 2),
+            ("catalog-published", 1),
+            // Two starts, four steps, two finishes; and the two slots that were there.
+            ("catalog-log-won", 8),
+            ("catalog-log-folded", 10),
         ]
     );
 }

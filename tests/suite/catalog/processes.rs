@@ -65,7 +65,8 @@ async fn a_process_killed_at_any_point_leaves_a_store_that_the_next_process_comp
     let whole = dump(&whole).await;
 
     let mut killed = 0;
-    for point in metashift::crash::ALL.iter().filter(|point| point.starts_with("catalog-")) {
+    let native = |point: &&&str| point.starts_with("catalog-") && !point.starts_with("catalog-log-");
+    for point in metashift::crash::ALL.iter().filter(native) {
         for times in 1..=3 {
             let directory = Directory::new(&environment());
             let shared = store(&directory.0);
@@ -168,4 +169,56 @@ async fn the_command_says_what_to_do_next_and_ends_with_the_documented_code() {
     assert_eq!(last_line(&listed.stdout)["checkpoints"][0]["name"], "metashift-final-12");
     let status = run(words(&["catalog", "status", &url, "--json"])).await;
     assert_eq!(last_line(&status.stdout)["format"], 12);
+}
+
+#[tokio::test]
+async fn the_commands_of_a_commit_log_take_a_catalog_through_its_whole_life() {
+    let root = Directory::new(&environment());
+    let url = format!("file://{}/{}", root.0.display(), super::support::PATH);
+    let shared = store(&root.0);
+    let run = async |arguments: &[&str], crash_at: Option<&str>| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_metashift"));
+        command.args(["--json", "catalog"]).args(arguments).env_remove("METASHIFT_CRASH_AT");
+        if let Some(point) = crash_at {
+            command.env("METASHIFT_CRASH_AT", point);
+        }
+        let output = command.output().await.unwrap();
+        (output.status.code(), last_line(&output.stdout))
+    };
+    let (code, made) = run(&["create", &url, "--commit-log"], None).await;
+    assert_eq!((code, &made["origin"], &made["lastSlot"]), (Some(0), &0.into(), &1.into()), "{made}");
+    assert_eq!(run(&["run", &url], Some("catalog-log-won:1")).await.0, None);
+    let (_, status) = run(&["status", &url], None).await;
+    assert_eq!(
+        (&status["commitLog"]["unfolded"], &status["readable"]),
+        (&1.into(), &false.into()),
+        "{status}"
+    );
+    let (code, done) = run(&["run", &url], None).await;
+    assert_eq!((code, &done["format"], &done["resumed"]), (Some(0), &12.into(), &true.into()), "{done}");
+    for number in 0..4 {
+        super::support::create_schema(&shared, &format!("schema {number}")).await.unwrap();
+    }
+    let (_, planned) = run(&["truncate-log", &url, "--keep", "2", "--dry-run"], None).await;
+    let (code, truncated) = run(&["truncate-log", &url, "--keep", "2"], None).await;
+    assert_eq!((code, &truncated), (Some(0), &planned));
+    assert_eq!((&truncated["floor"], &truncated["deleted"]), (&5.into(), &5.into()), "{truncated}");
+    let (code, demoted) = run(&["demote-log", &url], None).await;
+    assert_eq!(
+        (code, &demoted["origin"], &demoted["lastSlot"]),
+        (Some(0), &Value::Null, &8.into()),
+        "{demoted}"
+    );
+    assert_eq!(run(&["truncate-log", &url], None).await.0, Some(2));
+    super::support::create_schema(&shared, "native").await.unwrap();
+    assert_eq!(run(&["adopt-log", &url, "--dry-run"], None).await.1["changed"], true);
+    let (code, adopted) = run(&["adopt-log", &url], None).await;
+    assert_eq!((code, &adopted["floor"], &adopted["origin"]), (Some(0), &8.into(), &2.into()), "{adopted}");
+    assert_eq!(run(&["adopt-log", &url], None).await.1["changed"], false);
+    let (_, status) = run(&["status", &url], None).await;
+    assert_eq!(
+        status["commitLog"],
+        serde_json::json!({"origin": 2, "lastSlot": 8, "unfolded": 0, "floor": 8})
+    );
+    assert_eq!(run(&["create", &url, "--commit-log"], None).await.0, Some(0));
 }

@@ -8,8 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use metashift::ErrorKind;
+use metashift::catalog::commit::Change;
 use metashift::catalog::driver::Request;
+use metashift::catalog::handle::Catalog;
 use metashift::catalog::location::Location;
+use metashift::catalog::log::lifecycle::{create, truncate};
 use metashift::catalog::seed::{self, LAST_SNAPSHOT, Seed};
 use object_store::ObjectStore;
 use object_store::aws::AmazonS3Builder;
@@ -18,7 +21,7 @@ use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::sync::OnceCell;
 
-use super::support::{Mortal, at, budget, dump, finish, memory, migrate, records};
+use super::support::{Mortal, at, budget, dump, environment, finish, memory, migrate, records};
 
 /// The server's program: the one that is named or installed, else installed now, as the gate does.
 async fn program() -> String {
@@ -188,4 +191,50 @@ async fn on_an_s3_api_killed_processes_resume_and_two_migrators_fence_each_other
     assert!(migrate(&location, &request, budget()).await.unwrap().done);
     // Without a checkpoint before, nothing but the batches counts.
     assert!(seed::dump(&location, &budget()).await.unwrap() == whole);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_an_s3_api_committers_race_for_the_slots_of_a_log_that_is_migrated_and_truncated_meanwhile() {
+    let server = Server::start().await;
+    let location = Location::new(server.store(), "log");
+    create(&location, &environment(), &budget()).await.unwrap();
+    let committers = (0..4).map(|committer| {
+        let location = location.clone();
+        tokio::spawn(async move {
+            let mut acknowledged = Vec::new();
+            while acknowledged.len() < 10 {
+                let name = format!("{committer}/{}", acknowledged.len());
+                let change = [Change::CreateSchema { name: name.clone() }];
+                // While the marker stands a commit refuses; so does the opening of a session.
+                let committed = match Catalog::open(&location, &environment(), &budget()).await {
+                    Ok(catalog) => catalog.commit(&change).await,
+                    Err(error) => Err(error),
+                };
+                match committed {
+                    Ok(_) => acknowledged.push(name),
+                    Err(error) => {
+                        let expected = [ErrorKind::Contended, ErrorKind::Migration];
+                        assert!(expected.contains(&error.kind()), "{error}");
+                    }
+                }
+            }
+            acknowledged
+        })
+    });
+    let committers: Vec<_> = committers.collect();
+    assert!(migrate(&location, &Request::to(12), budget()).await.unwrap().done);
+    truncate(&location, 2, false, &environment(), &budget()).await.unwrap();
+    let mut acknowledged = vec!["main".to_owned()];
+    for committer in committers {
+        acknowledged.extend(committer.await.unwrap());
+    }
+    let catalog = Catalog::open(&location, &environment(), &budget()).await.unwrap();
+    let view = catalog.read().await.unwrap();
+    let schemas = view.schemas(view.head().snapshot_id).await.unwrap();
+    let mut found: Vec<_> = schemas.into_iter().map(|schema| schema.schema_name).collect();
+    found.sort();
+    acknowledged.sort();
+    assert_eq!(found, acknowledged);
+    // Bootstrap, start, finish, and one slot for every acknowledged commit.
+    assert_eq!((view.format(), view.head().batch_seq), (12, 3 + 40));
 }

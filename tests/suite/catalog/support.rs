@@ -2,19 +2,24 @@
 
 use std::fmt;
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
+use metashift::catalog::commit::Change;
 use metashift::catalog::driver::{Report, Request, run};
-use metashift::catalog::format::SystemRecords;
+use metashift::catalog::format::{LEGACY_COMMIT_LOG, SystemRecords};
+use metashift::catalog::handle::Catalog;
+use metashift::catalog::inspect::{CommitLog, inspect};
 use metashift::catalog::key::{Key, System};
 use metashift::catalog::location::Location;
+use metashift::catalog::log::lifecycle;
 use metashift::catalog::seed::{self, Seed};
 use metashift::catalog::units::Registry;
+use metashift::catalog::value::{Format, frame};
 use metashift::catalog::view::Contents;
 use metashift::crash::{Hook, with_hook};
 use metashift::environment::Environment;
@@ -26,7 +31,7 @@ use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
     PutMultipartOptions, PutOptions, PutPayload, PutResult,
 };
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
 /// A process's way to a shared object store. Dead, nothing gets through any more.
 pub(crate) struct Mortal {
@@ -37,6 +42,26 @@ pub(crate) struct Mortal {
     died: Notify,
     hangs: bool,
     missing: AtomicU64,
+    slots: AtomicU64,
+    meddling: Mutex<Option<(u64, Meddle)>>,
+    /// A create was held, and may go on.
+    pub(crate) held: Semaphore,
+    pub(crate) released: Semaphore,
+    /// A held request has arrived.
+    pub(crate) arrived: Semaphore,
+}
+
+/// What happens to a create of a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Meddle {
+    /// It lands, and its answer is lost.
+    LoseAnswer,
+    /// It does not land, and the sender sees the same.
+    Drop,
+    /// It waits on its way there until it is released.
+    HoldRequest,
+    /// It lands, and its answer waits until it is released.
+    HoldAnswer,
 }
 
 impl fmt::Debug for Mortal {
@@ -75,12 +100,44 @@ impl Mortal {
             died: Notify::new(),
             hangs,
             missing: AtomicU64::new(0),
+            slots: AtomicU64::new(0),
+            meddling: Mutex::new(None),
+            held: Semaphore::new(0),
+            released: Semaphore::new(0),
+            arrived: Semaphore::new(0),
         })
     }
 
     /// Answers that many reads of tables as if a garbage collector had been there.
     pub(crate) fn miss(&self, reads: u64) {
         self.missing.store(reads, Ordering::SeqCst);
+    }
+
+    /// Meddles with the n-th create of a slot from here on, counted from 1.
+    pub(crate) fn meddle(&self, nth: u64, how: Meddle) {
+        *self.meddling.lock().unwrap() = Some((self.slots.load(Ordering::SeqCst) + nth, how));
+    }
+
+    /// From here on no slot arrives, and its sender hears nothing of it.
+    pub(crate) fn drop_slots(&self) {
+        self.meddle(0, Meddle::Drop);
+    }
+
+    fn meddling_with(&self, location: &Path) -> Option<Meddle> {
+        if !location.as_ref().contains("commits/0") {
+            return None;
+        }
+        let create = self.slots.fetch_add(1, Ordering::SeqCst) + 1;
+        let mut meddling = self.meddling.lock().unwrap();
+        match *meddling {
+            Some((nth, Meddle::Drop)) if nth < create => Some(Meddle::Drop),
+            _ => meddling.take_if(|(nth, _)| *nth == create).map(|(_, how)| how),
+        }
+    }
+
+    async fn hold(&self) {
+        self.held.add_permits(1);
+        self.released.acquire().await.unwrap().forget();
     }
 
     pub(crate) fn kill(&self) {
@@ -132,8 +189,26 @@ impl ObjectStore for Mortal {
         payload: PutPayload,
         options: PutOptions,
     ) -> object_store::Result<PutResult> {
-        self.answers(self.write()).await?;
-        self.inner.put_opts(location, payload, options).await
+        let meddle = self.meddling_with(location);
+        let lost =
+            || object_store::Error::Generic { store: "mortal", source: "the connection is gone".into() };
+        match meddle {
+            Some(Meddle::Drop) => return Err(lost()),
+            Some(Meddle::HoldRequest) => self.hold().await,
+            _ => {}
+        }
+        // What is under way when a process dies may still arrive.
+        if meddle != Some(Meddle::HoldRequest) {
+            self.answers(self.write()).await?;
+        }
+        let answer = self.inner.put_opts(location, payload, options).await;
+        match meddle {
+            Some(Meddle::LoseAnswer) => return Err(lost()),
+            Some(Meddle::HoldRequest) => self.arrived.add_permits(1),
+            Some(Meddle::HoldAnswer) => self.hold().await,
+            _ => {}
+        }
+        answer
     }
 
     async fn put_multipart_opts(
@@ -246,10 +321,15 @@ pub(crate) enum Ended {
 
 /// Runs `work` until its store dies.
 pub(crate) async fn until_death(store: &Mortal, work: impl Future<Output = Result<Report>>) -> Ended {
+    outlived(store, work).await.map_or(Ended::Died, Ended::Lived)
+}
+
+/// What `work` came to, unless its store died first.
+pub(crate) async fn outlived<T>(store: &Mortal, work: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         biased;
-        () = store.died.notified() => Ended::Died,
-        result = work => Ended::Lived(result),
+        () = store.died.notified() => None,
+        result = work => Some(result),
     }
 }
 
@@ -335,4 +415,46 @@ pub(crate) async fn tamper(store: &Arc<dyn ObjectStore>, puts: &[(Vec<u8>, Vec<u
 
 pub(crate) fn kind(result: &Result<impl fmt::Debug, Error>) -> metashift::ErrorKind {
     result.as_ref().expect_err("an error").kind()
+}
+
+/// A seeded store that is kept in a commit log: of format 10 stamped with its origin, of a newer one adopted.
+pub(crate) async fn logged(seed: Seed) -> Arc<dyn ObjectStore> {
+    let store = seeded(seed).await;
+    if seed.format == LEGACY_COMMIT_LOG {
+        stamp(&store, Some(seed::LAST_SNAPSHOT)).await;
+    } else {
+        lifecycle::adopt(&at(&store), false, &environment(), &budget()).await.unwrap();
+    }
+    store
+}
+
+/// Writes the origin into a store's format record.
+pub(crate) async fn stamp(store: &Arc<dyn ObjectStore>, origin: Option<u64>) {
+    let format = records(&dump(store).await).format.unwrap();
+    let format = Format { commit_log_batch_origin: origin, ..format };
+    tamper(store, &[(Key::System(System::Format).encode(), frame(&format).to_vec())], &[]).await;
+}
+
+/// Commits a new schema through a session of its own.
+pub(crate) async fn create_schema(store: &Arc<dyn ObjectStore>, name: &str) -> Result<u64> {
+    let catalog = Catalog::open(&at(store), &environment(), &budget()).await?;
+    let committed = catalog.commit(&[Change::CreateSchema { name: name.to_owned() }]).await;
+    catalog.close().await?;
+    committed
+}
+
+/// The commit log as an operator sees it.
+pub(crate) async fn commit_log(store: &Arc<dyn ObjectStore>) -> Option<CommitLog> {
+    let registry = Registry::shipped();
+    inspect(&at(store), &registry, 12, false, &environment(), &budget()).await.unwrap().commit_log
+}
+
+/// The slots that are there.
+pub(crate) async fn slots(store: &Arc<dyn ObjectStore>) -> Vec<u64> {
+    let folder = Path::from(PATH).join("commits");
+    let objects: Vec<_> = store.list(Some(&folder)).try_collect().await.unwrap();
+    let mut found: Vec<u64> =
+        objects.iter().filter_map(|object| object.location.filename()?.parse().ok()).collect();
+    found.sort_unstable();
+    found
 }

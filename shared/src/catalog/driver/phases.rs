@@ -66,9 +66,10 @@ pub(crate) fn start(records: &SystemRecords, to_format: u64) -> Result<(Anchor, 
     Ok((anchor, batch))
 }
 
-/// Finish: format flipped and marker gone in one batch; the last one of a run forgets where the run began.
-pub(crate) fn finish(records: &SystemRecords, target: u64) -> Result<(Anchor, Batch)> {
-    let (format, _) = initialized(records)?;
+/// Finish: format flipped and marker gone in one batch; the last one of a run forgets where the run began. A commit log
+/// keeps its origin; format 10 may not have said it.
+pub(crate) fn finish(records: &SystemRecords, target: u64, origin: Option<u64>) -> Result<(Anchor, Batch)> {
+    initialized(records)?;
     let Some(marker) = &records.marker else {
         return Err(Error::new(ErrorKind::Internal, "a unit without a marker cannot finish"));
     };
@@ -79,7 +80,7 @@ pub(crate) fn finish(records: &SystemRecords, target: u64) -> Result<(Anchor, Ba
         &Format {
             format_version: marker.to_format,
             writer_version: WRITER.to_owned(),
-            commit_log_batch_origin: format.commit_log_batch_origin,
+            commit_log_batch_origin: origin,
             original_format: more.then(|| original(records)),
         },
     );
@@ -135,7 +136,7 @@ mod tests {
             Migration { from_format: 9, to_format: 11, original_format: Some(3), ..Migration::default() };
         let running = SystemRecords { marker: Some(marker.clone()), ..records(9) };
         for (target, original) in [(11, None), (12, Some(3))] {
-            let (anchor, batch) = finish(&running, target).unwrap();
+            let (anchor, batch) = finish(&running, target, Some(4)).unwrap();
             assert_eq!(anchor.marker.as_ref(), Some(&marker));
             let format: Format = put(&batch, System::Format).unwrap();
             assert_eq!((format.format_version, format.original_format), (11, original));

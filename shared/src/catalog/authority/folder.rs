@@ -1,0 +1,178 @@
+//! The commit log's folder: the one who holds the index's writer, applies every slot to it, and commits by winning the
+//! next one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use slatedb::WriteBatch;
+use tokio::sync::Mutex;
+
+use super::{Commit, CommitAuthority, Native};
+use crate::catalog::batch::{Anchor, Batch};
+use crate::catalog::deadline::Deadline;
+use crate::catalog::format::{SystemRecords, is_commit_log};
+use crate::catalog::location::Location;
+use crate::catalog::log::slot::CommitSlot;
+use crate::catalog::log::{Beyond, Log, Won, origin_unknown};
+use crate::catalog::read::Read;
+use crate::catalog::store::{Ending, index_behind, system_records};
+use crate::environment::Environment;
+use crate::{Error, ErrorKind, Result, crash};
+
+/// A catalog kept in a commit log, whose index this process writes.
+///
+/// Slots need no epoch: what a fenced folder wins still counts, and whoever took the index folds it.
+pub struct Folder {
+    index: Native,
+    log: Log,
+    origin: u64,
+    environment: Environment,
+    /// The records of the index with every slot applied so far.
+    folded: Mutex<SystemRecords>,
+}
+
+impl std::fmt::Debug for Folder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Folder").field("origin", &self.origin).finish_non_exhaustive()
+    }
+}
+
+impl Folder {
+    /// Takes the index's writer after `epoch` and folds every slot. Without an index it is built from the first slot on.
+    pub async fn open(
+        location: &Location,
+        epoch: u64,
+        asked_origin: Option<u64>,
+        environment: &Environment,
+        deadline: &Deadline,
+    ) -> Result<Self> {
+        let index = Native::open(location, epoch, deadline.clone()).await?;
+        let log = Log::of(location, deadline);
+        let start = async {
+            let records = system_records(index.pin().await?.as_ref()).await?;
+            let origin = match &records.format {
+                None => Some(0),
+                Some(_) => log.origin(&records, asked_origin).await?,
+            };
+            Ok((records, origin.ok_or_else(origin_unknown)?))
+        };
+        let (records, origin) = match start.await {
+            Ok(start) => start,
+            Err(error) => {
+                index.close(Ending::Abandoned).await?;
+                return Err(error);
+            }
+        };
+        let environment = environment.clone();
+        let folder = Self { index, log, origin, environment, folded: Mutex::new(records) };
+        if let Err(error) = folder.fold(&mut *folder.folded.lock().await).await {
+            folder.close(Ending::Abandoned).await?;
+            return Err(error);
+        }
+        Ok(folder)
+    }
+
+    /// The sequence of the last folded slot.
+    pub async fn position(&self) -> u64 {
+        let batch_seq = self.folded.lock().await.head.unwrap_or_default().batch_seq;
+        batch_seq.saturating_sub(self.origin)
+    }
+
+    /// Whether the folded catalog is a native one: its log has been demoted.
+    pub async fn is_demoted(&self) -> bool {
+        self.folded.lock().await.format.as_ref().is_some_and(|format| !is_commit_log(format))
+    }
+
+    /// The log below.
+    pub fn log(&self) -> &Log {
+        &self.log
+    }
+
+    async fn fold(&self, records: &mut SystemRecords) -> Result<()> {
+        loop {
+            let position = records.head.unwrap_or_default().batch_seq.saturating_sub(self.origin);
+            match self.log.beyond(position).await? {
+                Beyond::Truncated => return Err(index_behind(position)),
+                Beyond::Slots(slots) if slots.is_empty() => return Ok(()),
+                Beyond::Slots(slots) => {
+                    for (sequence, slot) in slots {
+                        let after = slot.follow(records, self.origin, sequence)?;
+                        self.apply(slot).await?;
+                        *records = after;
+                    }
+                }
+            }
+        }
+    }
+
+    /// One write a slot.
+    async fn apply(&self, slot: CommitSlot) -> Result<()> {
+        let mut batch = WriteBatch::new();
+        for put in slot.puts {
+            batch.put(put.key, put.value);
+        }
+        for key in slot.deletes {
+            batch.delete(key);
+        }
+        self.index.deadline().wait("folding a slot", self.index.db().write(batch)).await?;
+        crash::reach("catalog-log-folded").await;
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl CommitAuthority for Folder {
+    async fn pin(&self) -> Result<Arc<dyn Read>> {
+        let mut records = self.folded.lock().await;
+        self.fold(&mut records).await?;
+        self.index.pin().await
+    }
+
+    async fn commit(&self, anchor: &Anchor, batch: Batch) -> Result<Commit> {
+        let mut records = self.folded.lock().await;
+        if !anchor.is(&records) {
+            return Ok(Commit::Lost);
+        }
+        let (sequence, slot, after) = next(&self.environment, &records, self.origin, batch)?;
+        if self.log.win(sequence, &slot, &self.environment).await? == Won::Lost {
+            return Ok(Commit::Lost);
+        }
+        crash::reach("catalog-log-won").await;
+        self.apply(slot).await?;
+        *records = after;
+        Ok(Commit::Committed)
+    }
+
+    async fn settle(&self) -> Result<()> {
+        self.index.settle().await
+    }
+
+    async fn checkpoint(&self, name: &str, lifetime: Option<Duration>) -> Result<()> {
+        self.index.checkpoint(name, lifetime).await
+    }
+
+    async fn close(&self, ending: Ending) -> Result<()> {
+        self.index.close(ending).await
+    }
+
+    fn origin(&self) -> Option<u64> {
+        Some(self.origin)
+    }
+}
+
+/// The slot that a batch on these records would be, its sequence, and the records after it.
+pub(super) fn next(
+    environment: &Environment,
+    records: &SystemRecords,
+    origin: u64,
+    batch: Batch,
+) -> Result<(u64, CommitSlot, SystemRecords)> {
+    let base = records.head.unwrap_or_default().batch_seq;
+    let slot = CommitSlot::new(environment.number(), base, batch);
+    let sequence = (base + 1).saturating_sub(origin);
+    let after = slot.follow(records, origin, sequence).map_err(|error| {
+        Error::new(ErrorKind::Internal, format!("a batch that the log would not take: {}", error.message()))
+    })?;
+    Ok((sequence, slot, after))
+}

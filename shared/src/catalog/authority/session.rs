@@ -1,0 +1,169 @@
+//! A commit session on a log: the index as it was when it was opened, the tail in memory, and a race for the next slot.
+//! It writes nothing to the index and fences nobody.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use slatedb::config::DbReaderOptions;
+use slatedb::{DbReader, DbReaderMode};
+use tokio::sync::Mutex;
+
+use super::{Commit, CommitAuthority};
+use crate::catalog::batch::{Anchor, Batch};
+use crate::catalog::deadline::Deadline;
+use crate::catalog::format::is_commit_log;
+use crate::catalog::location::Location;
+use crate::catalog::log::tail::Tail;
+use crate::catalog::log::{Log, Won, origin_unknown};
+use crate::catalog::read::{Read, StoreReader};
+use crate::catalog::store::{Ending, behind, index_behind, open_reader, system_records};
+use crate::environment::Environment;
+use crate::{Error, ErrorKind, Result};
+
+/// How often the index is looked at: never within a session. It stands still, so that a pinned state does.
+const NEVER: Duration = Duration::from_hours(24 * 365);
+
+/// A committer's session.
+pub struct Session {
+    location: Location,
+    log: Log,
+    environment: Environment,
+    deadline: Deadline,
+    state: Mutex<State>,
+    origin: u64,
+}
+
+struct State {
+    reader: Arc<DbReader>,
+    /// Readers that a pinned state may still use.
+    retired: Vec<Arc<DbReader>>,
+    tail: Tail,
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session").field("origin", &self.origin).finish_non_exhaustive()
+    }
+}
+
+async fn based(location: &Location, log: &Log, deadline: &Deadline) -> Result<(Arc<DbReader>, Tail)> {
+    let options = DbReaderOptions { manifest_poll_interval: NEVER, ..DbReaderOptions::default() };
+    let reader = open_reader(location, DbReaderMode::FollowLatest, options, deadline).await?;
+    let tail = async {
+        let index = StoreReader::following(Arc::clone(&reader), deadline.clone());
+        let records = system_records(&index).await?;
+        let origin = log.origin(&records, None).await?.ok_or_else(origin_unknown)?;
+        behind(log, records, origin).await
+    };
+    match tail.await {
+        Ok(tail) => Ok((reader, tail)),
+        Err(error) => {
+            deadline.wait("closing a reader", reader.close()).await?;
+            Err(error)
+        }
+    }
+}
+
+impl Session {
+    /// Opens a session on a catalog that is kept in a log.
+    pub async fn open(location: &Location, environment: &Environment, deadline: &Deadline) -> Result<Self> {
+        let log = Log::of(location, deadline);
+        let (reader, tail) = match based(location, &log, deadline).await {
+            // The log may have been truncated, or a table collected, since the manifest was read.
+            Err(error) if error.kind() == ErrorKind::Corruption => based(location, &log, deadline).await?,
+            based => based?,
+        };
+        let origin = tail.origin;
+        let state = Mutex::new(State { reader, retired: Vec::new(), tail });
+        let (location, environment, deadline) = (location.clone(), environment.clone(), deadline.clone());
+        Ok(Self { location, log, environment, deadline, state, origin })
+    }
+
+    async fn rebase(&self, state: &mut State) -> Result<()> {
+        let (reader, tail) = based(&self.location, &self.log, &self.deadline).await?;
+        if tail.origin != self.origin {
+            return Err(changed());
+        }
+        state.retired.push(std::mem::replace(&mut state.reader, reader));
+        state.tail = tail;
+        let (used, unused) =
+            std::mem::take(&mut state.retired).into_iter().partition(|reader| Arc::strong_count(reader) > 1);
+        state.retired = used;
+        close_all(unused, &self.deadline).await
+    }
+}
+
+async fn close_all(readers: Vec<Arc<DbReader>>, deadline: &Deadline) -> Result<()> {
+    for reader in readers {
+        deadline.wait("closing a reader", reader.close()).await?;
+    }
+    Ok(())
+}
+
+fn changed() -> Error {
+    Error::new(
+        ErrorKind::AuthorityChanged,
+        "the catalog is no longer kept in the log that this session opened",
+    )
+    .next("open the catalog again")
+}
+
+#[async_trait]
+impl CommitAuthority for Session {
+    async fn pin(&self) -> Result<Arc<dyn Read>> {
+        let mut state = self.state.lock().await;
+        if !state.tail.advance(&self.log).await? {
+            self.rebase(&mut state).await?;
+            if !state.tail.advance(&self.log).await? {
+                return Err(index_behind(state.tail.position()?));
+            }
+        }
+        let index = StoreReader::following(Arc::clone(&state.reader), self.deadline.clone());
+        Ok(state.tail.over(Arc::new(index)))
+    }
+
+    async fn commit(&self, anchor: &Anchor, batch: Batch) -> Result<Commit> {
+        let mut state = self.state.lock().await;
+        if !anchor.is(&state.tail.records) {
+            return Ok(Commit::Lost);
+        }
+        if !state.tail.records.format.as_ref().is_some_and(is_commit_log) {
+            return Err(changed());
+        }
+        let (sequence, slot, _) =
+            super::folder::next(&self.environment, &state.tail.records, self.origin, batch)?;
+        match self.log.win(sequence, &slot, &self.environment).await? {
+            Won::Lost => Ok(Commit::Lost),
+            Won::Mine => {
+                state.tail.push(sequence, &slot)?;
+                Ok(Commit::Committed)
+            }
+        }
+    }
+
+    /// A slot is durable when it is won.
+    async fn settle(&self) -> Result<()> {
+        Ok(())
+    }
+
+    async fn checkpoint(&self, name: &str, _lifetime: Option<Duration>) -> Result<()> {
+        Err(Error::new(ErrorKind::Internal, format!("checkpoint {name} is for whoever writes the index")))
+    }
+
+    async fn close(&self, _ending: Ending) -> Result<()> {
+        let mut state = self.state.lock().await;
+        let mut readers = std::mem::take(&mut state.retired);
+        readers.push(Arc::clone(&state.reader));
+        close_all(readers, &self.deadline).await
+    }
+
+    fn origin(&self) -> Option<u64> {
+        Some(self.origin)
+    }
+
+    async fn refresh(&self) -> Result<()> {
+        let mut state = self.state.lock().await;
+        self.rebase(&mut state).await
+    }
+}

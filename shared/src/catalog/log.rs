@@ -1,0 +1,318 @@
+//! The commit log: immutable slots `commits/<20-digit sequence>` beside a catalog's SlateDB store.
+//!
+//! For a catalog kept in a log the slots are the truth, and the SlateDB store is an index folded from them. Whoever
+//! creates a slot first has committed; nobody else is asked.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt};
+use object_store::path::Path;
+use object_store::{
+    Error as ObjectError, GetOptions, ObjectStore, PutMode, PutOptions, PutPayload, UpdateVersion,
+};
+
+use super::deadline::{Deadline, classify_object};
+use super::format::{LEGACY_COMMIT_LOG, SystemRecords, is_commit_log};
+use super::location::Location;
+use crate::environment::Environment;
+use crate::{Error, ErrorKind, Result};
+
+pub mod floor;
+pub mod lifecycle;
+pub mod slot;
+pub mod tail;
+
+use floor::Floor;
+use slot::{CommitSlot, corrupt};
+
+/// Slots of one fetch: what is held in memory of a long tail at a time.
+const FETCH: u64 = 256;
+/// Slots asked for at once.
+const AT_ONCE: usize = 8;
+/// Longest wait for the answer to one create before it is sent again.
+const CREATE: Duration = Duration::from_secs(10);
+/// Longest pause before the second create of the same slot; it doubles each time, up to a second.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// What another try does not change.
+const FINAL: [ErrorKind; 3] = [ErrorKind::AccessDenied, ErrorKind::InvalidInput, ErrorKind::Corruption];
+
+/// What lies behind a folded position.
+#[derive(Debug)]
+pub enum Beyond {
+    /// The next slots, in order; none at the end of the log.
+    Slots(Vec<(u64, CommitSlot)>),
+    /// The next slot is at or below the floor: the state that was folded so far is too old.
+    Truncated,
+}
+
+/// What became of a slot that somebody wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Won {
+    /// It is theirs.
+    Mine,
+    /// Somebody else has it.
+    Lost,
+}
+
+/// The log of one catalog. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Log {
+    store: Arc<dyn ObjectStore>,
+    folder: Path,
+    deadline: Deadline,
+}
+
+impl Log {
+    /// The log beside a store.
+    pub fn of(location: &Location, deadline: &Deadline) -> Self {
+        Self {
+            store: Arc::clone(&location.store),
+            folder: location.path.clone().join("commits"),
+            deadline: deadline.clone(),
+        }
+    }
+
+    /// Where a slot is.
+    pub fn path(&self, sequence: u64) -> Path {
+        self.folder.clone().join(format!("{sequence:020}"))
+    }
+
+    fn floor_path(&self) -> Path {
+        self.folder.clone().join("floor")
+    }
+
+    /// Sequences of the slots behind `after`, ascending, also of those that the floor has made void; and whether there is
+    /// a floor.
+    async fn listed(&self, after: u64) -> Result<(Vec<u64>, bool)> {
+        let list = self.store.list_with_offset(Some(&self.folder), &self.path(after));
+        let names: Vec<_> = self
+            .deadline
+            .object("listing the commit log", list.map_ok(|object| object.location).try_collect())
+            .await?
+            .unwrap_or_default();
+        let names: Vec<_> = names.iter().filter_map(Path::filename).collect();
+        let mut sequences: Vec<u64> = names
+            .iter()
+            .filter(|name| name.len() == 20 && name.bytes().all(|digit| digit.is_ascii_digit()))
+            .filter_map(|name| name.parse().ok())
+            .filter(|sequence| *sequence > after)
+            .collect();
+        sequences.sort_unstable();
+        Ok((sequences, names.contains(&"floor")))
+    }
+
+    async fn object(&self, what: &str, path: &Path) -> Result<Option<(Bytes, UpdateVersion)>> {
+        let get = async {
+            let got = self.store.get_opts(path, GetOptions::default()).await?;
+            let version = UpdateVersion { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
+            Ok((got.bytes().await?, version))
+        };
+        self.deadline.object(what, get).await
+    }
+
+    /// A slot.
+    pub async fn slot(&self, sequence: u64) -> Result<Option<CommitSlot>> {
+        let found = self.object(&format!("reading slot {sequence}"), &self.path(sequence)).await?;
+        found.map(|(bytes, _)| CommitSlot::decode(sequence, &bytes)).transpose()
+    }
+
+    /// The floor; at 0 where nobody has raised one.
+    pub async fn floor(&self) -> Result<Floor> {
+        Ok(self.versioned_floor().await?.0)
+    }
+
+    async fn versioned_floor(&self) -> Result<(Floor, Option<UpdateVersion>)> {
+        match self.object("reading the floor of the commit log", &self.floor_path()).await? {
+            Some((bytes, version)) => Ok((Floor::decode(&bytes)?, Some(version))),
+            None => Ok((Floor::default(), None)),
+        }
+    }
+
+    /// The sequence of the last slot, or the floor if that is higher; 0 for a log that never was.
+    pub async fn last(&self) -> Result<u64> {
+        let (sequences, _) = self.listed(0).await?;
+        Ok(sequences.last().copied().unwrap_or(0).max(self.floor().await?.sequence))
+    }
+
+    /// The next slots behind a folded position. A missing slot above the floor is `Corruption`.
+    pub async fn beyond(&self, folded: u64) -> Result<Beyond> {
+        let (sequences, floored) = self.listed(folded).await?;
+        // In this order: what was deleted by the time of the list was below the floor by then.
+        if floored && self.floor().await?.sequence > folded {
+            return Ok(Beyond::Truncated);
+        }
+        let Some(last) = sequences.last() else { return Ok(Beyond::Slots(Vec::new())) };
+        let wanted = folded + 1..=(*last).min(folded.saturating_add(FETCH));
+        let slots: Vec<_> = futures::stream::iter(wanted)
+            .map(|sequence| async move { Ok::<_, Error>((sequence, self.slot(sequence).await?)) })
+            .buffered(AT_ONCE)
+            .try_collect()
+            .await?;
+        let mut found = Vec::with_capacity(slots.len());
+        for (sequence, slot) in slots {
+            match slot {
+                Some(slot) => found.push((sequence, slot)),
+                None if self.floor().await?.sequence >= sequence => return Ok(Beyond::Truncated),
+                None => return Err(corrupt(sequence, &format!("it is missing, and slot {last} is there"))),
+            }
+        }
+        Ok(Beyond::Slots(found))
+    }
+
+    /// `batch_seq` at which the log of a catalog with these records began; `None` for a native catalog, and for one of
+    /// format 10 that has never said it and whose log is empty. `asked` is what the operator says, and has to agree.
+    pub async fn origin(&self, records: &SystemRecords, asked: Option<u64>) -> Result<Option<u64>> {
+        let Some(format) = &records.format else { return Ok(None) };
+        if !is_commit_log(format) {
+            return Ok(None);
+        }
+        let batch_seq = records.head.unwrap_or_default().batch_seq;
+        let known = match format.commit_log_batch_origin {
+            Some(origin) => Some(origin),
+            None => self.origin_of_first_slot().await?,
+        };
+        let origin = match (known, asked) {
+            (Some(known), Some(asked)) if known != asked => {
+                return Err(Error::new(
+                    ErrorKind::InvalidInput,
+                    format!("the commit log began at batch {known}, not at {asked}"),
+                )
+                .next(format!("--commit-log-origin {known}, or leave it out")));
+            }
+            (Some(known), _) => known,
+            (None, Some(asked)) => asked,
+            (None, None) => return Ok(None),
+        };
+        if origin > batch_seq {
+            return Err(Error::new(
+                if known.is_some() { ErrorKind::Corruption } else { ErrorKind::InvalidInput },
+                format!("the index is at batch {batch_seq}, before {origin} where its commit log began"),
+            ));
+        }
+        Ok(Some(origin))
+    }
+
+    async fn origin_of_first_slot(&self) -> Result<Option<u64>> {
+        let floor = self.floor().await?.sequence;
+        let (sequences, _) = self.listed(floor).await?;
+        let Some(first) = sequences.first().copied() else { return Ok(None) };
+        let Some(slot) = self.slot(first).await? else { return Ok(None) };
+        let origin = slot.base_batch_seq.checked_add(1).and_then(|next| next.checked_sub(first));
+        origin.map(Some).ok_or_else(|| corrupt(first, "it is older than the catalog"))
+    }
+
+    /// Creates a slot, and finds out whose it is. A create without an answer is sent again with the same bytes until
+    /// there is a slot; only a deadline ends that, with `OutcomeUnknown`, since an absent slot may still arrive.
+    pub async fn win(&self, sequence: u64, slot: &CommitSlot, environment: &Environment) -> Result<Won> {
+        let bytes = slot.encode();
+        let mut pause = PAUSE;
+        loop {
+            let unknown = match self.settled(sequence, slot, &bytes).await {
+                Ok(Some(won)) => return Ok(won),
+                Ok(None) => None,
+                Err(error) if FINAL.contains(&error.kind()) => return Err(error),
+                Err(error) => Some(error),
+            };
+            if self.deadline.left() <= pause {
+                let why = unknown.map_or_else(String::new, |error| format!(" ({})", error.message()));
+                return Err(Error::new(
+                    ErrorKind::OutcomeUnknown,
+                    format!("slot {sequence} was sent without an answer{why}; it may be there later"),
+                )
+                .next("run the same command again; it sees what has landed and goes on from there"));
+            }
+            tokio::time::sleep(environment.jitter(pause)).await;
+            pause = (pause * 2).min(Duration::from_secs(1));
+        }
+    }
+
+    /// One try; `None` if the slot is absent after it.
+    async fn settled(&self, sequence: u64, slot: &CommitSlot, bytes: &Bytes) -> Result<Option<Won>> {
+        let path = self.path(sequence);
+        let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+        let create = self.store.put_opts(&path, PutPayload::from(bytes.clone()), options);
+        let created = match tokio::time::timeout(CREATE.min(self.deadline.left()), create).await {
+            Ok(Ok(_)) => true,
+            Ok(Err(ObjectError::AlreadyExists { .. } | ObjectError::Precondition { .. })) | Err(_) => false,
+            Ok(Err(error)) => {
+                let error = classify_object(&format!("creating slot {sequence}"), error);
+                if FINAL.contains(&error.kind()) {
+                    return Err(error);
+                }
+                tracing::debug!(%error, sequence, "a create without an answer");
+                false
+            }
+        };
+        let mine = if created {
+            Some(true)
+        } else {
+            self.slot(sequence).await?.map(|there| there.transaction_id == slot.transaction_id)
+        };
+        // A slot at or below the floor was deleted before, and whoever creates it again has lost.
+        let floor = self.floor().await?;
+        if floor.sequence >= sequence {
+            let mine = floor.remembers(sequence, &slot.transaction_id);
+            return Ok(Some(if mine { Won::Mine } else { Won::Lost }));
+        }
+        Ok(mine.map(|mine| if mine { Won::Mine } else { Won::Lost }))
+    }
+
+    /// Raises the floor; one that is higher already stays. Everything up to it has to be in a flushed index.
+    pub async fn raise(&self, floor: Floor) -> Result<Floor> {
+        let (present, version) = self.versioned_floor().await?;
+        if present.sequence >= floor.sequence {
+            return Ok(present);
+        }
+        let mode = match version {
+            None => PutMode::Create,
+            Some(version) => PutMode::Update(version),
+        };
+        let path = self.floor_path();
+        let put = |mode| {
+            let options = PutOptions { mode, ..PutOptions::default() };
+            self.store.put_opts(&path, PutPayload::from(floor.encode()), options)
+        };
+        let raised = async {
+            match put(mode).await {
+                // Local files know no conditional update; only the one folder comes here, and on one machine.
+                Err(ObjectError::NotImplemented { .. }) => put(PutMode::Overwrite).await,
+                other => other,
+            }
+        };
+        match self.deadline.object("raising the floor of the commit log", raised).await {
+            Ok(_) => Ok(floor),
+            // Whatever is there now has to be at least as high.
+            Err(error) => match self.floor().await? {
+                there if there.sequence >= floor.sequence => Ok(there),
+                _ => Err(error),
+            },
+        }
+    }
+
+    /// Deletes slots up to the floor, and says how many.
+    pub async fn clear(&self) -> Result<u64> {
+        let floor = self.floor().await?.sequence;
+        let (sequences, _) = self.listed(0).await?;
+        let gone: Vec<_> = sequences.into_iter().filter(|sequence| *sequence <= floor).collect();
+        let paths: Vec<_> = gone.iter().map(|sequence| Ok(self.path(*sequence))).collect();
+        let paths = futures::stream::iter(paths).boxed();
+        let deleted = self.store.delete_stream(paths).try_collect::<Vec<_>>();
+        self.deadline.object("deleting slots below the floor", deleted).await?;
+        Ok(gone.len() as u64)
+    }
+}
+
+/// The refusal of a catalog of format 10 that nobody can say the origin of.
+pub fn origin_unknown() -> Error {
+    Error::new(
+        ErrorKind::Migration,
+        format!(
+            "the catalog has format {LEGACY_COMMIT_LOG} and an empty commit log, and does not say at which batch the log began"
+        ),
+    )
+    .next("--commit-log-origin N, with the head.batch_seq at which the log was adopted")
+}

@@ -1,0 +1,99 @@
+//! An index and the slots that it has not folded yet, as one state.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use super::slot::CommitSlot;
+use super::{Beyond, Log};
+use crate::catalog::format::SystemRecords;
+use crate::catalog::read::{Changes, Fetch, Range, Read, Rows};
+use crate::{Error, ErrorKind, Result};
+
+/// The slots behind an index, folded into memory.
+#[derive(Debug, Clone)]
+pub struct Tail {
+    /// The system records after the last of them.
+    pub records: SystemRecords,
+    /// `batch_seq` at which the log began.
+    pub origin: u64,
+    /// How many slots.
+    pub slots: u64,
+    changes: Arc<Changes>,
+}
+
+impl Tail {
+    /// Nothing yet behind an index with these records.
+    pub fn new(records: SystemRecords, origin: u64) -> Result<Self> {
+        let tail = Self { records, origin, slots: 0, changes: Arc::default() };
+        tail.position()?;
+        Ok(tail)
+    }
+
+    /// The sequence of the last slot in it or in the index below.
+    pub fn position(&self) -> Result<u64> {
+        let batch_seq = self.records.head.unwrap_or_default().batch_seq;
+        batch_seq.checked_sub(self.origin).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Corruption,
+                format!(
+                    "the index is at batch {batch_seq}, before {} where its commit log began",
+                    self.origin
+                ),
+            )
+        })
+    }
+
+    /// Takes the next slot.
+    pub fn push(&mut self, sequence: u64, slot: &CommitSlot) -> Result<()> {
+        self.records = slot.follow(&self.records, self.origin, sequence)?;
+        let changes = Arc::make_mut(&mut self.changes);
+        for (key, value) in slot.changes() {
+            changes.insert(key.clone(), value.cloned());
+        }
+        self.slots += 1;
+        Ok(())
+    }
+
+    /// Takes every slot that there is; false if the index below is behind the floor.
+    pub async fn advance(&mut self, log: &Log) -> Result<bool> {
+        loop {
+            match log.beyond(self.position()?).await? {
+                Beyond::Truncated => return Ok(false),
+                Beyond::Slots(slots) if slots.is_empty() => return Ok(true),
+                Beyond::Slots(slots) => {
+                    for (sequence, slot) in &slots {
+                        self.push(*sequence, slot)?;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The state of `index` under these slots.
+    pub fn over(&self, index: Arc<dyn Read>) -> Arc<dyn Read> {
+        Arc::new(Folded { index, changes: Arc::clone(&self.changes) })
+    }
+}
+
+struct Folded {
+    index: Arc<dyn Read>,
+    changes: Arc<Changes>,
+}
+
+#[async_trait]
+impl Read for Folded {
+    async fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
+        match self.changes.get(key) {
+            Some(changed) => Ok(changed.clone()),
+            None => self.index.get(key).await,
+        }
+    }
+
+    async fn scan(&self, range: Range, fetch: Fetch) -> Result<Rows> {
+        let bounds = (range.start.clone(), range.end.clone());
+        let changes = self.changes.range(bounds).map(|(key, value)| (key.clone(), value.clone())).collect();
+        Ok(self.index.scan(range, fetch).await?.under(changes))
+    }
+}
