@@ -213,12 +213,12 @@ async fn the_commands_of_a_commit_log_take_a_catalog_through_its_whole_life() {
     super::support::create_schema(&shared, "native").await.unwrap();
     assert_eq!(run(&["adopt-log", &url, "--dry-run"], None).await.1["changed"], true);
     let (code, adopted) = run(&["adopt-log", &url], None).await;
-    assert_eq!((code, &adopted["floor"], &adopted["origin"]), (Some(0), &8.into(), &2.into()), "{adopted}");
+    assert_eq!((code, &adopted["floor"], &adopted["origin"]), (Some(0), &5.into(), &2.into()), "{adopted}");
     assert_eq!(run(&["adopt-log", &url], None).await.1["changed"], false);
     let (_, status) = run(&["status", &url], None).await;
     assert_eq!(
         status["commitLog"],
-        serde_json::json!({"origin": 2, "lastSlot": 8, "unfolded": 0, "floor": 8})
+        serde_json::json!({"origin": 2, "lastSlot": 8, "unfolded": 0, "floor": 5})
     );
     assert_eq!(run(&["create", &url, "--commit-log"], None).await.0, Some(0));
 }

@@ -94,8 +94,8 @@ async fn ended<T>(authority: &dyn CommitAuthority, result: Result<T>) -> Result<
 
 /// Puts a native catalog of format 11 or 12 under a commit log, and takes the checkpoint that the log goes on from.
 ///
-/// The numbers of an earlier log are not used again: a slot of it that arrives late lies below the floor. Without one,
-/// the log begins at slot 1 and its origin is head's `batch_seq`.
+/// The numbers of an earlier log are not used again: a slot of it that arrives late finds its place taken, or lies below
+/// the floor. Without one, the log begins at slot 1 and its origin is head's `batch_seq`.
 pub async fn adopt(
     location: &Location,
     dry_run: bool,
@@ -116,11 +116,11 @@ pub async fn adopt(
     if is_commit_log(format) {
         return converge(location, &sighting, dry_run, environment, &deadline).await;
     }
-    let last = log.last().await?;
+    let (last, floor) = (log.last().await?, log.floor().await?.sequence);
     let origin = (head.batch_seq + 1).checked_sub(last).ok_or_else(|| foreign(last, head))?;
     let planned = Format { commit_log_batch_origin: Some(origin), ..format.clone() };
     if dry_run {
-        return Ok(state(&planned, true, last, last, 0));
+        return Ok(state(&planned, true, last, floor, 0));
     }
     let epoch = sighting.epoch.unwrap_or(0);
     let native = Native::open(location, epoch, deadline.clone()).await?;
@@ -128,16 +128,13 @@ pub async fn adopt(
         let records = system_records(native.pin().await?.as_ref()).await?;
         agree(&records, &native)?;
         let (format, head) = idle(&records)?;
-        if last > 0 {
-            log.raise(Floor { sequence: last, transaction_ids: Vec::new() }).await?;
-        }
         let origin = (head.batch_seq + 1).checked_sub(last).ok_or_else(|| foreign(last, head))?;
         let adopted = Format { commit_log_batch_origin: Some(origin), ..format.clone() };
         restamp(&native, &records, &adopted).await?;
         native.settle().await?;
         crash::reach("catalog-log-adopted").await;
         native.checkpoint(LOG_BASE, None).await?;
-        Ok(state(&adopted, true, last, last, 0))
+        Ok(state(&adopted, true, last, floor, 0))
     };
     ended(&native, adopted.await).await
 }
