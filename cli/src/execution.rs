@@ -71,7 +71,9 @@ impl Machine {
         }
     }
 
-    /// Starts an execution, or attaches to the one that runs already, and gives its ARN.
+    /// Starts an execution, or attaches to the one that is named or runs already, and gives its ARN.
+    ///
+    /// `Superseded` where that one is of another mode, table or store.
     pub(crate) async fn start(
         &self,
         args: &MachineArgs,
@@ -80,6 +82,7 @@ impl Machine {
         output: &Output,
     ) -> Result<String> {
         if let Some(attach) = &args.attach {
+            self.check_same(attach, input).await?;
             return Ok(attach.clone());
         }
         if args.name.is_none()
@@ -103,7 +106,7 @@ impl Machine {
         Ok(started.execution_arn)
     }
 
-    /// `Superseded` where the execution that runs was started for something else.
+    /// `Superseded` where an execution was started for something else.
     async fn check_same(&self, running: &str, input: &Value) -> Result<()> {
         let found = self
             .client
@@ -111,7 +114,7 @@ impl Machine {
             .execution_arn(running)
             .send()
             .await
-            .map_err(|error| failed("looking at the running execution", &error))?;
+            .map_err(|error| failed("looking at the execution", &error))?;
         let theirs: Value =
             found.input().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
         let differs = ["mode", "table", "store", "toFormat"].iter().find(|name| {
@@ -122,12 +125,9 @@ impl Machine {
             None => Ok(()),
             Some(name) => Err(Error::new(
                 ErrorKind::Superseded,
-                format!(
-                    "{running} is running for another {name}: {}",
-                    theirs.get(*name).unwrap_or(&Value::Null)
-                ),
+                format!("{running} is for another {name}: {}", theirs.get(*name).unwrap_or(&Value::Null)),
             )
-            .next("wait for it, follow it with --attach, or start beside it with --name")),
+            .next("wait for it, or start beside it with --name")),
         }
     }
 

@@ -1,8 +1,10 @@
 //! The layout migration against a DynamoDB-compatible server.
 
 mod backfill_races;
+mod commands;
 mod controls;
 mod cutovers;
+mod executions;
 mod faults_on_reads;
 mod faults_on_writes;
 mod histories;
@@ -15,6 +17,6 @@ mod store_authority;
 mod store_limits;
 mod store_mutations;
 mod store_prefixes;
-mod support;
+pub(crate) mod support;
 mod transitions;
 mod verification;

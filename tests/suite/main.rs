@@ -12,4 +12,8 @@
 #![allow(clippy::pedantic, clippy::type_complexity, reason = "pedantry is for what ships")]
 
 mod catalog;
+mod fault_proxy;
+mod faults_on_s3;
+mod http;
 mod layout;
+mod ministack;

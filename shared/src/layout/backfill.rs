@@ -75,7 +75,9 @@ struct Backfill {
 impl Visitor for Backfill {
     type Prepared = (Vec<Entry>, Option<Position>);
 
-    const DONE: &'static str = "backfill-done";
+    fn done(&self) -> &'static str {
+        "backfill-done"
+    }
 
     async fn prepare(&self, tables: &Tables, page: Page) -> Result<Self::Prepared> {
         let keys = page.items.iter().map(|item| item.key.as_str());

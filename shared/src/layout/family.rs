@@ -208,6 +208,14 @@ mod tests {
 
     proptest! {
         #[test]
+        fn arbitrary_text_is_a_shard_table_or_invalid_input(text in "(\\PC{0,60}|[{}:,\"0-9a-z]{0,60})") {
+            match Layout::from_json(text.as_bytes()) {
+                Ok(layout) => prop_assert!(layout.shards("any") >= 1),
+                Err(error) => prop_assert_eq!(error.kind(), ErrorKind::InvalidInput),
+            }
+        }
+
+        #[test]
         fn a_bucket_names_its_family_and_a_shard_that_the_family_has(key in "\\PC{1,40}") {
             let layout = Layout::default();
             let bucket = layout.bucket(&key);

@@ -95,49 +95,69 @@ impl Leftovers {
                 .map(|item| item.value().map(<[u8]>::to_vec).unwrap_or_default()),
         })
     }
+
+    /// Reads them and then the plan, so that a cutover of our own that starts in between is not taken for somebody
+    /// else's; again where a barrier is unexplained, which may have been ours and released in between.
+    pub async fn load_with_plan(tables: &Tables) -> Result<(Self, Option<Plan>)> {
+        let mut again = true;
+        loop {
+            let left = Self::load(tables).await?;
+            let plan = load_plan(tables).await?.map(|stored| stored.record);
+            if !left.has_foreign_barrier(plan.as_ref()) || !std::mem::take(&mut again) {
+                return Ok((left, plan));
+            }
+        }
+    }
+
+    fn has_foreign_barrier(&self, plan: Option<&Plan>) -> bool {
+        let ours = plan.is_some_and(|plan| matches!(plan.state, State::Finalizing | State::Final));
+        self.barrier && !ours
+    }
+
+    /// What of it another migrator left and stands in the way of a run, each with what to do.
+    pub fn blockers(&self, plan: Option<&Plan>, discard_cursor: bool, adopt_barrier: bool) -> Vec<Error> {
+        let mut blockers = Vec::new();
+        if self.marker && plan.is_none_or(|plan| plan.state != State::Final) {
+            blockers.push(
+                Error::new(
+                    ErrorKind::AlreadyFinalized,
+                    "the marker was published by another migrator: the prefix layout is the authority",
+                )
+                .next("nothing is left to migrate; restart pods so that they read it"),
+            );
+        }
+        if self.has_foreign_barrier(plan) && !adopt_barrier {
+            blockers.push(
+                Error::new(
+                    ErrorKind::ForeignLeftovers,
+                    "a write barrier stands that no plan of ours knows: another migrator's finalization",
+                )
+                .next("make sure that migrator is dead, then finalize with --adopt-foreign-barrier"),
+            );
+        }
+        if let Some(cursor) = &self.foreign_cursor
+            && !discard_cursor
+        {
+            blockers.push(
+                Error::new(
+                    ErrorKind::ForeignLeftovers,
+                    format!("another migrator's cursor is here, at {:?}", String::from_utf8_lossy(cursor)),
+                )
+                .next("make sure that migrator is dead, then run with --discard-foreign-cursor"),
+            );
+        }
+        blockers
+    }
 }
 
 /// Refuses to start over what another migrator left; `discard_cursor` removes its cursor instead.
-///
-/// Reads the barrier first and the plan after it, so that a cutover of our own that starts in between is not taken
-/// for somebody else's.
-pub async fn check_leftovers(
-    tables: &Tables,
-    discard_cursor: bool,
-    adopt_barrier: bool,
-) -> Result<Leftovers> {
-    let left = Leftovers::load(tables).await?;
-    let plan = load_plan(tables).await?.map(|stored| stored.record);
-    let state = plan.map(|plan| plan.state);
-    if left.marker && state != Some(State::Final) {
-        return Err(Error::new(
-            ErrorKind::AlreadyFinalized,
-            "the marker was published by another migrator: the prefix layout is the authority",
-        )
-        .next("nothing is left to migrate; restart pods so that they read it"));
+pub async fn check_leftovers(tables: &Tables, discard_cursor: bool, adopt_barrier: bool) -> Result<()> {
+    let (left, plan) = Leftovers::load_with_plan(tables).await?;
+    if let Some(blocker) = left.blockers(plan.as_ref(), discard_cursor, adopt_barrier).into_iter().next() {
+        return Err(blocker);
     }
-    if left.barrier && !matches!(state, Some(State::Finalizing | State::Final)) && !adopt_barrier {
-        // It may have been ours, released between the two reads.
-        if Leftovers::load(tables).await?.barrier
-            && load_plan(tables).await?.is_none_or(|stored| stored.record.state != State::Finalizing)
-        {
-            return Err(Error::new(
-                ErrorKind::ForeignLeftovers,
-                "a write barrier stands that no plan of ours knows: another migrator's finalization",
-            )
-            .next("make sure that migrator is dead, then finalize with --adopt-foreign-barrier"));
-        }
-    }
-    if let Some(cursor) = &left.foreign_cursor {
-        if !discard_cursor {
-            return Err(Error::new(
-                ErrorKind::ForeignLeftovers,
-                format!("another migrator's cursor is here, at {:?}", String::from_utf8_lossy(cursor)),
-            )
-            .next("make sure that migrator is dead, then run with --discard-foreign-cursor"));
-        }
-        let action =
-            Action::v1(FOREIGN_CURSOR_KEY, Write::Delete, Condition::Equals(cursor.clone()), Role::Record);
+    if let Some(cursor) = left.foreign_cursor {
+        let action = Action::v1(FOREIGN_CURSOR_KEY, Write::Delete, Condition::Equals(cursor), Role::Record);
         let transaction = Transaction { actions: vec![action] };
         let token = tables.environment().id();
         if tables.transact(&transaction, &token).await?.is_err() {
@@ -148,7 +168,7 @@ pub async fn check_leftovers(
             .next("stop that migrator, then run again"));
         }
     }
-    Ok(left)
+    Ok(())
 }
 
 /// What the plan should be like.
@@ -306,9 +326,26 @@ pub async fn begin_repair(tables: &Tables, run: &str) -> Result<(String, u32)> {
             return Ok((run, stored.record.segments));
         }
         let next = plan::begin_repair(&stored.record, run)?;
+        // Closed records of this id: the repair would pass over everything. Unless somebody else has just begun it.
+        if has_records(tables, &stored.record, run).await? {
+            if load_plan(tables).await?.is_some_and(|now| now.bytes == stored.bytes) {
+                return Err(plan::repair_has_ended(run));
+            }
+            continue;
+        }
         move_plan(tables, Some(&stored.bytes), &next, Beside::NotFinalizing).await?;
         crash::reach("repair-opened").await;
     }
+}
+
+/// A repair of this id was begun before.
+async fn has_records(tables: &Tables, plan: &Plan, run: &str) -> Result<bool> {
+    let keys = |side: Side| {
+        let walk = Walk::Repair { run: run.to_owned(), side };
+        (0..plan.segments).map(move |segment| walk.key(segment))
+    };
+    let keys: Vec<_> = keys(Side::V1).chain(keys(Side::V2)).collect();
+    Ok(!tables.load_many::<Segment>(&keys).await?.is_empty())
 }
 
 /// Ends a repair: closes its records, then opens the plan. Ending it twice is no error.

@@ -409,12 +409,97 @@ mod tests {
         assert!(seen >= 10, "{seen} examples");
     }
 
+    /// Every step refuses what it is not made for, and nothing else happens.
+    fn is_an_input_or_invalid(raw: &Value) {
+        fn typed<T: Input>(raw: &Value) {
+            if let Err(error) = parse::<T>(raw.clone()).and_then(|input| input.layout().map(drop)) {
+                assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+            }
+        }
+        typed::<PreflightInput>(raw);
+        typed::<BackfillPageInput>(raw);
+        typed::<VerifyInput>(raw);
+        typed::<RepairPageInput>(raw);
+        typed::<FinishRepairInput>(raw);
+        typed::<CheckRolloutInput>(raw);
+        typed::<InstallBarrierInput>(raw);
+        typed::<PublishMarkerInput>(raw);
+        typed::<ReleaseBarrierInput>(raw);
+        typed::<VerifyPrefixReadsInput>(raw);
+        match release_of_event(raw, Some("lake"), None) {
+            Ok(release) => release.iter().for_each(typed::<ReleaseBarrierInput>),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}"),
+        }
+    }
+
+    fn any_json() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<u64>().prop_map(Value::from),
+            any::<f64>().prop_map(Value::from),
+            "\\PC{0,12}".prop_map(Value::from),
+        ];
+        leaf.prop_recursive(3, 16, 4, |inner| {
+            prop_oneof![
+                proptest::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+                proptest::collection::hash_map("\\PC{0,8}", inner, 0..4)
+                    .prop_map(|fields| Value::Object(fields.into_iter().collect())),
+            ]
+        })
+    }
+
+    /// Every field that any input has.
+    const FIELDS: &[&str] = &[
+        "version",
+        "migration",
+        "table",
+        "companion",
+        "layout",
+        "mode",
+        "segments",
+        "newGeneration",
+        "repairRun",
+        "dryRun",
+        "pageSize",
+        "maxPages",
+        "generation",
+        "segment",
+        "run",
+        "epoch",
+        "direction",
+        "exact",
+        "rollout",
+        "deadlineSeconds",
+        "onFailure",
+        "writesPaused",
+        "owner",
+        "reason",
+        "detail-type",
+        "detail",
+    ];
+
     proptest! {
         #[test]
-        fn arbitrary_fields_never_panic(name in "\\PC{0,12}", number: i64) {
-            let mut raw = json!({ "version": 1, "table": "t", "mode": "plan" });
-            raw[name] = json!(number);
-            let _ = parse::<PreflightInput>(raw);
+        fn arbitrary_json_is_an_input_or_invalid(raw in any_json()) {
+            is_an_input_or_invalid(&raw);
+        }
+
+        #[test]
+        fn an_input_with_arbitrary_fields_is_an_input_or_invalid(
+            fields in proptest::collection::vec((proptest::sample::select(FIELDS), any_json()), 0..4),
+            event: bool,
+        ) {
+            let mut raw = if event {
+                json!({ "detail-type": "Step Functions Execution Status Change", "detail": { "name": "e" } })
+            } else {
+                json!({ "version": 1, "table": "t", "segment": 0, "epoch": "e", "run": "r" })
+            };
+            for (name, value) in fields {
+                raw[name] = value;
+            }
+            is_an_input_or_invalid(&raw);
         }
     }
 }

@@ -79,16 +79,18 @@ pub fn next_generation(plan: &Plan, segments: u32) -> Result<Plan> {
 /// Open → repairing. An id is used once.
 pub fn begin_repair(plan: &Plan, run: &str) -> Result<Plan> {
     if plan.ended_repair.as_deref() == Some(run) {
-        return Err(Error::new(
-            ErrorKind::InvalidInput,
-            format!("repair {run} has ended; an id is used once"),
-        )
-        .next("start the repair again with a fresh repairRun"));
+        return Err(repair_has_ended(run));
     }
     from(plan, State::Open, |next| {
         next.state = State::Repairing;
         next.repair_run = Some(run.to_owned());
     })
+}
+
+/// Why an id of a repair is not used again.
+pub fn repair_has_ended(run: &str) -> Error {
+    Error::new(ErrorKind::InvalidInput, format!("repair {run} has ended; an id is used once"))
+        .next("start the repair again with a fresh repairRun")
 }
 
 /// Repairing(run) → open, once its records are closed.

@@ -5,7 +5,7 @@
 use serde::Serialize;
 
 use super::backfill::MOST_GROUP_KEYS;
-use super::generation::{self, Leftovers, backfill_segments, load_plan};
+use super::generation::{self, Leftovers, backfill_segments};
 use super::key::v1_item_bytes;
 use super::records::plan::{Plan, State};
 use super::tables::{TableFacts, Tables};
@@ -149,15 +149,7 @@ pub async fn preflight(
     check_settings(&v1, v2.as_ref(), accepted, &mut blockers, &mut warnings);
     let (mut plan, mut leftovers) = (None, Leftovers::default());
     if blockers.is_empty() {
-        // Read apart: a barrier of our own that is released in between would look like somebody else's.
-        for _ in 0..2 {
-            leftovers = Leftovers::load(tables).await?;
-            plan = load_plan(tables).await?.map(|stored| stored.record);
-            let state = plan.as_ref().map(|plan| plan.state);
-            if !leftovers.barrier || matches!(state, Some(State::Finalizing | State::Final)) {
-                break;
-            }
-        }
+        (leftovers, plan) = Leftovers::load_with_plan(tables).await?;
         if let Some(plan) = &plan {
             blockers.extend(generation::check_plan(plan, tables).err());
             if plan.state == State::Open {
@@ -165,7 +157,11 @@ pub async fn preflight(
                 blockers.extend(super::cutover::check_unblocked(&segments).err());
             }
         }
-        check_leftovers(plan.as_ref(), &leftovers, accepted, &mut blockers);
+        blockers.extend(leftovers.blockers(
+            plan.as_ref(),
+            accepted.discard_foreign_cursor,
+            accepted.adopt_foreign_barrier,
+        ));
     }
     let estimate = Estimate::of(v1.items, v1.bytes);
     if v1.items > 0 {
@@ -273,31 +269,6 @@ fn check_settings(
             warnings
                 .push(format!("{name} has provisioned capacity; size it, or lower the rate with throttle"));
         }
-    }
-}
-
-fn check_leftovers(plan: Option<&Plan>, left: &Leftovers, accepted: Accepted, blockers: &mut Vec<Error>) {
-    let state = plan.map(|plan| plan.state);
-    if left.marker && state != Some(State::Final) {
-        blockers.push(
-            Error::new(ErrorKind::AlreadyFinalized, "the marker was published by another migrator")
-                .next("nothing is left to migrate"),
-        );
-    }
-    if left.barrier
-        && !matches!(state, Some(State::Finalizing | State::Final))
-        && !accepted.adopt_foreign_barrier
-    {
-        blockers.push(
-            Error::new(ErrorKind::ForeignLeftovers, "a write barrier stands that no plan of ours knows")
-                .next("make sure that migrator is dead, then finalize with --adopt-foreign-barrier"),
-        );
-    }
-    if left.foreign_cursor.is_some() && !accepted.discard_foreign_cursor {
-        blockers.push(
-            Error::new(ErrorKind::ForeignLeftovers, "another migrator's cursor is here")
-                .next("make sure that migrator is dead, then run with --discard-foreign-cursor"),
-        );
     }
 }
 

@@ -73,8 +73,61 @@ pub fn decode<R: Record>(key: &str, bytes: &[u8]) -> Result<R> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::control::Control;
+    use super::plan::Plan;
+    use super::reject::{Reason, Reject};
+    use super::segment::Segment;
     use super::*;
+
+    /// Anything is a record that survives its codec, or typed.
+    fn survives<R: Record + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
+        match decode::<R>("k", bytes) {
+            Ok(record) => assert_eq!(decode::<R>("k", &encode(&record).unwrap()).unwrap(), record),
+            Err(error) => {
+                assert!(matches!(error.kind(), ErrorKind::Corruption | ErrorKind::NewerRecord), "{error}");
+            }
+        }
+    }
+
+    fn survives_as_any(bytes: &[u8]) {
+        survives::<Plan>(bytes);
+        survives::<Segment>(bytes);
+        survives::<Reject>(bytes);
+        survives::<Control>(bytes);
+    }
+
+    /// Records as they are stored, to be bent.
+    fn stored() -> Vec<Vec<u8>> {
+        vec![
+            encode(&Plan::first("f".to_owned(), 8)).unwrap(),
+            encode(&Segment::default()).unwrap(),
+            encode(&Reject::new("tbl/a", Reason::KeyTooLong, "detail")).unwrap(),
+            encode(&Control::default()).unwrap(),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_are_a_record_or_typed(bytes in proptest::collection::vec(any::<u8>(), 0..120)) {
+            survives_as_any(&bytes);
+        }
+
+        #[test]
+        fn a_stored_record_with_bytes_changed_cut_or_put_in_is_a_record_or_typed(
+            chosen in 0..4_usize,
+            at in any::<prop::sample::Index>(),
+            cut in 0..6_usize,
+            put in "[0-9a-z\"{}:,.\\[\\]-]{0,6}",
+        ) {
+            let mut bytes = stored().remove(chosen);
+            let begin = at.index(bytes.len());
+            let end = (begin + cut).min(bytes.len());
+            bytes.splice(begin..end, put.bytes());
+            survives_as_any(&bytes);
+        }
+    }
 
     #[test]
     fn the_three_records_shared_with_the_field_are_pinned_to_the_byte() {

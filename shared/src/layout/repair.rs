@@ -76,7 +76,7 @@ struct Suspect {
 enum Mend {
     /// They are equal by now.
     Equal,
-    /// v1 holds what v2 cannot.
+    /// v1 holds what v2 cannot, or v2's copy is no record; for a person.
     Impossible,
     /// These actions.
     Actions(Vec<Action>),
@@ -125,7 +125,9 @@ impl Repair {
 impl Visitor for Repair {
     type Prepared = Suspects;
 
-    const DONE: &'static str = "repair-done";
+    fn done(&self) -> &'static str {
+        "repair-done"
+    }
 
     async fn prepare(&self, tables: &Tables, page: Page) -> Result<Suspects> {
         let end = end_of(&page);

@@ -160,9 +160,14 @@ impl Run {
     pub async fn rehearse(&self) -> Result<(Summary, Total)> {
         let (summary, total) = self.compare().await?;
         if summary.mismatched > 0 {
-            return Err(verify::failed(&summary).next(
-                "metashift layout repair --local --dry-run lists them; without --dry-run the new table follows the old",
-            ));
+            let failed = verify::failed(&summary);
+            return Err(if summary.is_for_a_person() {
+                failed
+            } else {
+                failed.next(
+                    "metashift layout repair --local --dry-run lists them; without --dry-run the new table follows the old",
+                )
+            });
         }
         Ok((summary, total))
     }

@@ -34,7 +34,9 @@ struct Counted {
 impl Visitor for Survey {
     type Prepared = Counted;
 
-    const DONE: &'static str = "verify-done";
+    fn done(&self) -> &'static str {
+        "survey-done"
+    }
 
     async fn prepare(&self, tables: &Tables, page: Page) -> Result<Counted> {
         let mut counted = Counted { scanned: 0, bytes: 0, rejects: Vec::new(), end: end_of(&page) };

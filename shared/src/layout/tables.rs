@@ -33,7 +33,7 @@ use super::key::MOST_V2_KEY_BYTES;
 use super::outcome::{Cancelled, Reason, classify};
 use super::records::segment::Position;
 use super::records::{self, Record, Stored};
-use super::transaction::{Action, Side, Transaction};
+use super::transaction::{Action, Condition, Role, Side, Transaction, Write};
 use crate::environment::{Environment, elapsed};
 use crate::{Error, ErrorKind, Result};
 
@@ -51,6 +51,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(25);
 
 /// Longest pause between two attempts.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// Keys that tokens are spent on; no item has one.
+const SPENT_PREFIX: &str = "__lake_internal/dynamo-prefix-v2/spent/";
 
 /// How long a request is tried again where the caller does not say otherwise.
 pub const DEFAULT_PATIENCE: Duration = Duration::from_secs(20);
@@ -377,17 +380,38 @@ impl Tables {
     /// `token` is 32 hex digits, drawn once for these actions and kept over every resend of them. `Ok(Err(reasons))`
     /// says that conditions failed, and only conditions. `Contended`, `Throttled` and `Unavailable` say that nothing
     /// was applied; `OutcomeUnknown` that an answer was lost and every resend within the patience too.
+    ///
+    /// Refused after a lost answer, an earlier copy of a mutation may still be on its way, and its conditions may hold
+    /// again by the time it arrives. So its token is spent on a request that changes nothing before the refusal is
+    /// believed: DynamoDB refuses every other request of that token for ten minutes, longer than a signature is good
+    /// for. What is bound to a record of ours needs none of that: no record has the same bytes twice.
     pub async fn transact(&self, transaction: &Transaction, token: &str) -> Result<Result<(), Vec<Reason>>> {
         transaction.check(&self.layout)?;
         let what = self.describe_transaction(transaction);
         let started = self.environment.now();
         let mut pause = FIRST_PAUSE;
         let mut answer_lost = false;
+        let mut bound = transaction.actions.iter().any(|action| action.role == Role::Record);
+        let mut refused = None;
         loop {
             let failure = match self.transact_once(transaction, token).await {
                 Ok(()) => return Ok(Ok(())),
+                // The token was spent, and the answer to that was lost.
+                Err(Failure::TokenUsed) if refused.is_some() => return Ok(Err(refused.unwrap_or_default())),
                 Err(Failure::Cancelled(reasons)) => match classify(&reasons) {
-                    Cancelled::Conditions(_) => return Ok(Err(reasons)),
+                    Cancelled::Conditions(_) if !answer_lost || bound => return Ok(Err(reasons)),
+                    Cancelled::Conditions(_) => match self.spend(transaction, token).await {
+                        Ok(()) => return Ok(Err(reasons)),
+                        // By this transaction itself: a resend says what became of it.
+                        Err(Failure::TokenUsed) => {
+                            bound = true;
+                            continue;
+                        }
+                        Err(failure) => {
+                            refused = Some(reasons);
+                            failure
+                        }
+                    },
                     Cancelled::Conflict => Failure::Conflict,
                     Cancelled::Throttled => Failure::Throttled,
                     Cancelled::Unexplained => {
@@ -430,6 +454,25 @@ impl Tables {
             tokio::time::sleep(self.environment.jitter(pause)).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
+    }
+
+    /// Uses a token up: on a check of an item that nobody ever writes, in a table that the transaction writes.
+    async fn spend(&self, transaction: &Transaction, token: &str) -> Result<(), Failure> {
+        let check = transaction.actions.first().map(|first| Action {
+            key: format!("{SPENT_PREFIX}{token}"),
+            write: Write::Check,
+            condition: Condition::Absent,
+            role: Role::Record,
+            ..first.clone()
+        });
+        let spent = self.transact_once(&Transaction { actions: check.into_iter().collect() }, token).await;
+        spent.map_err(|failure| match failure {
+            Failure::Cancelled(reasons) => match classify(&reasons) {
+                Cancelled::Throttled => Failure::Throttled,
+                _ => Failure::Passing(format!("spending a token was refused: {reasons:?}")),
+            },
+            failure => failure,
+        })
     }
 
     async fn transact_once(&self, transaction: &Transaction, token: &str) -> Result<(), Failure> {
@@ -482,7 +525,7 @@ impl Tables {
     /// The record's bytes must be ones that nobody else writes, or a lost answer cannot be told apart.
     pub async fn put_record<R: Record>(&self, key: &str, read: Option<&[u8]>, record: &R) -> Result<bool> {
         let bytes = records::encode(record)?;
-        let write = super::transaction::Write::Put(bytes.clone());
+        let write = Write::Put(bytes.clone());
         let transaction = Transaction { actions: vec![Action::record(key, read, write)] };
         match self.transact(&transaction, &self.environment.id()).await? {
             Ok(()) => Ok(true),

@@ -134,10 +134,7 @@ impl Compare {
                 Side::V2 => misplaced(tables, &item)
                     .or_else(|| if compared { difference(tables, found, Some(&item)) } else { None }),
             };
-            if kind.is_some()
-                && kind != Some(MismatchKind::WrongBucket)
-                && matches!(self.kind, Kind::Rehearsal)
-            {
+            if kind.is_some() && matches!(self.kind, Kind::Rehearsal) && is_at_home(tables, &item) {
                 let (v1, v2) = tables.get_both(&item.key).await?;
                 kind = difference(tables, v1.as_ref(), v2.as_ref());
             }
@@ -160,7 +157,9 @@ impl Compare {
 impl Visitor for Compare {
     type Prepared = Findings;
 
-    const DONE: &'static str = "verify-done";
+    fn done(&self) -> &'static str {
+        if matches!(self.kind, Kind::Rehearsal) { "rehearse-done" } else { "verify-done" }
+    }
 
     async fn prepare(&self, tables: &Tables, page: Page) -> Result<Findings> {
         self.compare(tables, page).await
@@ -208,18 +207,28 @@ pub(super) fn end_of(page: &Page) -> Option<Position> {
     })
 }
 
-/// An item of v2 that lies where the layout does not look for it.
+/// An item of v2 that is no record, or lies where the layout does not look for it.
 fn misplaced(tables: &Tables, item: &Item) -> Option<MismatchKind> {
+    if item.value().is_none() {
+        return Some(MismatchKind::UnsupportedItem);
+    }
     if is_internal(&item.key) {
         return Some(MismatchKind::Extra);
     }
-    (item.bucket.as_deref() != Some(&tables.layout().bucket(&item.key))).then_some(MismatchKind::WrongBucket)
+    (!is_at_home(tables, item)).then_some(MismatchKind::WrongBucket)
+}
+
+/// A user's item that a read of its key finds.
+fn is_at_home(tables: &Tables, item: &Item) -> bool {
+    let bucket = item.bucket.as_deref();
+    !is_internal(&item.key) && bucket.is_none_or(|bucket| bucket == tables.layout().bucket(&item.key))
 }
 
 /// How the two copies of a key differ.
 pub(super) fn difference(tables: &Tables, v1: Option<&Item>, v2: Option<&Item>) -> Option<MismatchKind> {
     match (v1, v2) {
         (None, None) => None,
+        (_, Some(v2)) if v2.value().is_none() => Some(MismatchKind::UnsupportedItem),
         (None, Some(_)) => Some(MismatchKind::Extra),
         (Some(v1), v2) => match (movable(tables.layout(), v1), v2) {
             (Err(reject), _) => Some(match reject.reason {
@@ -296,6 +305,12 @@ impl Summary {
         self.mismatched -= listed - self.mismatches.len() as u64;
     }
 
+    /// True where a difference is listed that no repair mends.
+    pub fn is_for_a_person(&self) -> bool {
+        let no_repair = [MismatchKind::KeyTooLong, MismatchKind::ItemTooLarge, MismatchKind::UnsupportedItem];
+        self.mismatches.iter().any(|one| no_repair.contains(&one.kind))
+    }
+
     /// True where every segment of both directions is done.
     pub fn is_complete(&self) -> bool {
         self.done == self.segments
@@ -327,9 +342,12 @@ pub fn failed(summary: &Summary) -> Error {
         "{} differences; v1 has {} items and v2 {}{list}",
         summary.mismatched, summary.v1_items, summary.v2_items
     );
-    Error::new(ErrorKind::VerificationFailed, message).next(
-        "metashift layout status lists them; metashift layout repair makes the new table follow the old one",
-    )
+    Error::new(ErrorKind::VerificationFailed, message).next(if summary.is_for_a_person() {
+        "metashift layout status lists them; keyTooLong, itemTooLarge and unsupportedItem are for a person to mend or \
+         delete, in either table; metashift layout repair mends the others"
+    } else {
+        "metashift layout status lists them; metashift layout repair makes the new table follow the old one"
+    })
 }
 
 /// A key as far as it fits a message.

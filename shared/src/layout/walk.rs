@@ -73,7 +73,7 @@ pub(super) trait Visitor: Sync {
     fn check(&self, tables: &Tables) -> impl Future<Output = Result<()>> + Send;
 
     /// Crash point after a segment is done.
-    const DONE: &'static str;
+    fn done(&self) -> &'static str;
 }
 
 /// A worker on one segment.
@@ -234,7 +234,7 @@ impl Walker {
         if let Err(reasons) = done {
             return Err(Error::new(ErrorKind::Internal, format!("{}: refused: {reasons:?}", self.key)));
         }
-        crate::crash::reach(V::DONE).await;
+        crate::crash::reach(visitor.done()).await;
         Ok(Status::Done)
     }
 

@@ -6,6 +6,7 @@
 pub mod calls;
 pub mod examples;
 pub mod expression;
+pub mod field_cases;
 pub mod machine;
 pub mod project;
 pub mod template;

@@ -29,3 +29,8 @@ fn a_new_token_for_a_resend_commits_twice_or_says_refused_of_what_committed() {
 fn a_token_made_from_the_content_swallows_a_second_create() {
     caught(Flaw::TokenFromContent);
 }
+
+#[test]
+fn a_refusal_that_is_believed_while_a_copy_is_on_its_way_lands_after_all() {
+    caught(Flaw::TokenNotSpent);
+}

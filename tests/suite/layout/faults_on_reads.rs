@@ -1,7 +1,10 @@
 //! Empty pages, unprocessed keys, lost reads, and a table that throttles for a while.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use metashift::crash;
 use metashift::layout::backfill::backfill_page;
 use metashift::layout::generation::{PlanWish, open_plan};
 use metashift::layout::records::segment::{State, Walk};
@@ -13,7 +16,7 @@ use metashift::{Error, ErrorKind};
 use metashift_faults::{Fault, Rule};
 use metashift_sandbox::Workload;
 
-use super::support::{Lake, pages, start, tables_through};
+use super::support::{Lake, dump, number, on, pages, start, tables_through};
 
 const WALK: Walk = Walk::Backfill { generation: 0 };
 
@@ -85,7 +88,9 @@ async fn unprocessed_keys_are_asked_for_again_until_none_is_left() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_table_that_throttles_nine_writes_of_ten_loses_nothing_and_then_runs_at_full_speed_again() {
-    let lake = Lake::with_items(3000).await;
+    let seconds: u32 = number("METASHIFT_THROTTLED_SECONDS", 5).try_into().unwrap();
+    let items = 600 * seconds;
+    let lake = Lake::with_items(items).await;
     open(&lake, 2).await;
     let proxy = lake.proxy().await;
     let tables = tables_through(&proxy);
@@ -96,13 +101,13 @@ async fn a_table_that_throttles_nine_writes_of_ten_loses_nothing_and_then_runs_a
     // A live writer through the same weather.
     let store = MetaStore::open(tables.metered(), Mode::Dual).await.unwrap();
     let reader = lake.store(Mode::Dual).await;
-    let workload = Workload::start(vec![store], reader, 3000, Duration::from_millis(20), 13);
-    let until = tokio::time::Instant::now() + Duration::from_secs(5);
+    let workload = Workload::start(vec![store], reader, items, Duration::from_millis(20), 13);
+    let until = tokio::time::Instant::now() + Duration::from_secs(seconds.into());
     let run = lake.run_with(&tables, 2, 100);
     while tokio::time::Instant::now() < until {
         match tokio::time::timeout_at(until, run.backfill()).await {
             Ok(Err(error)) => assert_eq!(error.kind(), ErrorKind::Throttled, "{error}"),
-            Ok(Ok(_)) => panic!("3,000 items went through nine throttles of ten in 5 s"),
+            Ok(Ok(_)) => panic!("{items} items went through nine throttles of ten in {seconds} s"),
             Err(_) => {}
         }
     }
@@ -127,6 +132,41 @@ async fn a_table_that_throttles_nine_writes_of_ten_loses_nothing_and_then_runs_a
     assert_eq!(counts.violations, Vec::<String>::new());
     assert!(counts.applied > 0, "{counts:?}");
     lake.assert_equal().await;
+}
+
+#[tokio::test]
+async fn a_hot_family_is_written_to_all_its_buckets_at_once_and_never_bucket_by_bucket() {
+    let lake = Lake::empty().await;
+    for n in 0..400 {
+        lake.put(Side::V1, &format!("append-operation/v1/{n:08}"), b"v").await;
+    }
+    open(&lake, 1).await;
+    let (client, groups) = (lake.client.clone(), Arc::new(Mutex::new(Vec::new())));
+    let seen = Arc::clone(&groups);
+    let hook = on("backfill-group", move || {
+        let (client, seen) = (client.clone(), Arc::clone(&seen));
+        async move {
+            let written = dump(&client, "lake_prefix_v2").await;
+            seen.lock().unwrap().push(written);
+        }
+    });
+    let input = SegmentInput { segment: 0, segments: 1, page_size: 100 };
+    crash::with_hook(hook, backfill_page(&lake.tables, 0, input, pages(100))).await.unwrap();
+    let groups = std::mem::take(&mut *groups.lock().unwrap());
+    assert!(groups.len() >= 8, "{} groups", groups.len());
+    let mut before = BTreeSet::new();
+    for written in groups {
+        let fresh: Vec<_> = written.iter().filter(|(key, _)| !before.contains(*key)).collect();
+        let mut shares = BTreeMap::<_, usize>::new();
+        for (_, (bucket, _)) in &fresh {
+            *shares.entry(bucket.clone()).or_default() += 1;
+        }
+        // 64 buckets: by chance alone a key in three shares its bucket with another one of its group.
+        assert!(shares.len() * 2 > fresh.len(), "{} keys went to {} buckets", fresh.len(), shares.len());
+        assert!(shares.values().all(|share| *share <= 6), "{shares:?}");
+        before.extend(written.into_keys());
+    }
+    assert_eq!(lake.assert_equal().await, 400);
 }
 
 #[tokio::test]
@@ -158,7 +198,7 @@ async fn while_one_hot_bucket_throttles_the_other_segments_are_finished() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_migration_in_foul_weather_with_writers_in_it_loses_and_revives_nothing() {
-    let seed = std::env::var("METASHIFT_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(42);
+    let seed = number("METASHIFT_SEED", 42);
     println!("METASHIFT_SEED={seed}");
     let lake = Lake::with_items(400).await;
     let proxy = lake.proxy().await;

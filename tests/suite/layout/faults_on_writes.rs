@@ -2,14 +2,16 @@
 
 use std::time::Duration;
 
-use metashift::layout::cutover::Evidence;
+use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::config::timeout::TimeoutConfig;
+use metashift::layout::cutover::{Evidence, install_barrier, release_barrier};
 use metashift::layout::records::{MARKER_KEY, MARKER_VALUE};
 use metashift::layout::transaction::Side;
-use metashift::layout::{MetaStore, Mode, Mutation};
+use metashift::layout::{MetaStore, Mode, Mutation, Tables};
 use metashift::{ErrorKind, Result};
 use metashift_faults::{Fault, Proxy, Rule};
 
-use super::support::{Lake, start, tables_through};
+use super::support::{ABORT, Lake, start, tables, tables_through};
 
 fn cancel(reasons: &[&str]) -> Fault {
     Fault::Cancel { reasons: reasons.iter().map(|reason| (*reason).to_owned()).collect() }
@@ -219,6 +221,68 @@ async fn an_answer_that_stays_lost_is_an_unknown_outcome_and_the_node_asks_what_
             store.delete("tbl/a", b"v").await.unwrap();
         }
     }
+}
+
+/// A node that waits half a second for an answer, behind a proxy.
+fn impatient(proxy: &Proxy) -> Tables {
+    let client = metashift_sandbox::server::client(&proxy.endpoint());
+    let timeouts = TimeoutConfig::builder().operation_attempt_timeout(Duration::from_millis(500));
+    tables(Client::from_conf(client.config().to_builder().timeout_config(timeouts.build()).build()))
+}
+
+#[tokio::test]
+async fn a_mutation_that_was_refused_never_lands_though_an_earlier_copy_of_it_arrives_later() {
+    let lake = Lake::empty().await;
+    let other = lake.store(Mode::Dual).await;
+    let proxy = lake.proxy().await;
+    let hold = |times: u64| Rule::new("late", Fault::Hold).on("TransactWriteItems").times(times);
+
+    // Refused because the key was there; then it was deleted. The answer that the token is spent is lost too.
+    proxy.add(hold(1));
+    proxy.add(Rule::new("lost", Fault::DropAnswer).on("TransactWriteItems").mentioning("/spent/").times(1));
+    let store = MetaStore::open(impatient(&proxy), Mode::Dual).await.unwrap();
+    let node = tokio::spawn(async move { store.cas("tbl/a", None, Some(b"late")).await });
+    proxy.reached("late", 1).await;
+    assert_eq!(other.cas("tbl/a", None, Some(b"v")).await.unwrap(), Mutation::Applied);
+    let refused = node.await.unwrap().unwrap();
+    assert_eq!(refused, Mutation::Conflict { current: Some(b"v".to_vec()) });
+    assert_eq!(proxy.hits("lost"), 1);
+    other.delete("tbl/a", b"v").await.unwrap();
+    proxy.release("late");
+    proxy.idle().await;
+    assert_eq!(lake.value(Side::V1, "tbl/a").await, None, "what was refused has landed");
+
+    // Refused by the barrier of a cutover that was aborted then.
+    proxy.clear();
+    lake.run(1).backfill().await.unwrap();
+    proxy.add(hold(1));
+    let store = MetaStore::open(impatient(&proxy), Mode::Dual).await.unwrap();
+    let node = tokio::spawn(async move { store.cas("tbl/b", None, Some(b"late")).await });
+    proxy.reached("late", 1).await;
+    install_barrier(&lake.tables, &start("e1")).await.unwrap();
+    assert_eq!(node.await.unwrap().unwrap_err().kind(), ErrorKind::BarrierHeld);
+    release_barrier(&lake.tables, Some("e1"), ABORT).await.unwrap();
+    proxy.release("late");
+    proxy.idle().await;
+    assert_eq!(lake.value(Side::V1, "tbl/b").await, None, "what was refused has landed");
+}
+
+#[tokio::test]
+async fn a_mutation_whose_earlier_copy_lands_between_its_refusal_and_the_spending_of_its_token_is_applied() {
+    let lake = Lake::empty().await;
+    let other = lake.store(Mode::Dual).await;
+    other.cas("tbl/a", None, Some(b"v")).await.unwrap();
+    let proxy = lake.proxy().await;
+    proxy.add(Rule::new("late", Fault::Hold).on("TransactWriteItems").times(1));
+    proxy
+        .add(Rule::new("spent", Fault::Delay { millis: 400 }).on("TransactWriteItems").mentioning("/spent/"));
+    let store = MetaStore::open(impatient(&proxy), Mode::Dual).await.unwrap();
+    let node = tokio::spawn(async move { store.cas("tbl/a", None, Some(b"late")).await });
+    tokio::time::timeout(Duration::from_secs(30), proxy.reached("spent", 1)).await.expect("it is spent");
+    other.delete("tbl/a", b"v").await.unwrap();
+    proxy.release("late");
+    assert_eq!(node.await.unwrap().unwrap(), Mutation::Applied);
+    assert_eq!(other.get("tbl/a").await.unwrap().as_deref(), Some(&b"late"[..]));
 }
 
 #[tokio::test]

@@ -25,7 +25,7 @@ use tokio::task::JoinSet;
 
 use self::checker::check;
 use self::nodes::{KEYS, Log, Node};
-use super::support::{Lake, start, tables_through};
+use super::support::{Lake, number, start, tables_through};
 
 /// Items beside the keys that nodes fight over.
 const STILL: u32 = 24;
@@ -35,10 +35,6 @@ pub(crate) const DIFFERS: [ErrorKind; 2] = [ErrorKind::VerificationFailed, Error
 
 /// Longest that one history may take before its migrators are told to end.
 const LONGEST: Duration = Duration::from_secs(20);
-
-fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
-}
 
 /// What a history shares between its tasks.
 pub(crate) struct Stage {
@@ -52,11 +48,27 @@ pub(crate) struct Stage {
     pub(crate) violations: std::sync::Mutex<Vec<String>>,
     /// No node writes v1 alone in this history: the copies never differ.
     pub(crate) always_dual: bool,
+    /// A person removes the write barrier by hand.
+    pub(crate) by_hand: Option<ByHand>,
+}
+
+/// When a person removes the write barrier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ByHand {
+    /// At any moment, a few times.
+    Anytime,
+    /// Between the end of a verification and the marker.
+    Verified,
 }
 
 impl Stage {
     pub(crate) fn stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
+    }
+
+    /// A comparison may not find a difference: each mutation changed both copies, and none came between its reads.
+    pub(crate) fn never_differs(&self) -> bool {
+        self.always_dual && self.by_hand.is_none()
     }
 
     pub(crate) fn violation(&self, text: String) {
@@ -79,8 +91,16 @@ fn weather(proxy: &Proxy, random: &mut SmallRng) {
     proxy.add(fault("throttled", throttled, 0.03, 7));
 }
 
+/// What is planted, and a wider window between reading and writing: it shows sooner.
+fn plant(proxy: &Proxy, planted: Option<&Rule>, seed: u64) {
+    if let Some(rule) = planted {
+        proxy.add(rule.clone());
+        proxy.add(Rule::new("window", Fault::Delay { millis: 60 }).on("BatchGetItem").share(0.5, seed));
+    }
+}
+
 /// Runs one history; `Err` says what it violates.
-async fn history(seed_number: u64, planted: Option<&Rule>) -> Result<(), String> {
+async fn history(seed_number: u64, planted: Option<&Rule>, by_hand: Option<ByHand>) -> Result<(), String> {
     let mut random = SmallRng::seed_from_u64(seed_number);
     let lake = Lake::with_items(STILL).await;
     for (n, key) in KEYS.iter().enumerate() {
@@ -90,14 +110,15 @@ async fn history(seed_number: u64, planted: Option<&Rule>) -> Result<(), String>
     }
     let initial: Vec<_> = (0..KEYS.len()).map(|n| (n % 4 != 3).then(|| format!("first-{n}"))).collect();
     let proxy = lake.proxy().await;
-    if let Some(rule) = planted {
-        proxy.add(rule.clone());
-        // A wider window between scan and put: what is planted shows sooner.
-        let slow = Rule::new("window", Fault::Delay { millis: 60 }).on("BatchGetItem");
-        proxy.add(slow.share(0.5, seed_number));
-    }
+    plant(&proxy, planted, seed_number);
     weather(&proxy, &mut random);
     let always_dual = planted.is_some() || random.random_range(0..2_u32) == 0;
+    let meddled_with = match random.random_range(0..6_u32) {
+        0 if planted.is_none() => Some(ByHand::Anytime),
+        1 if planted.is_none() => Some(ByHand::Verified),
+        _ => None,
+    };
+    let by_hand = by_hand.or(meddled_with);
     let stage = Arc::new(Stage {
         lake,
         proxy,
@@ -106,6 +127,7 @@ async fn history(seed_number: u64, planted: Option<&Rule>) -> Result<(), String>
         stop: AtomicBool::new(false),
         violations: std::sync::Mutex::default(),
         always_dual,
+        by_hand,
     });
 
     let mut nodes = JoinSet::new();
@@ -124,6 +146,10 @@ async fn history(seed_number: u64, planted: Option<&Rule>) -> Result<(), String>
         migrators.spawn(migrators::migrate(Arc::clone(&stage), n, random.random()));
     }
     migrators.spawn(migrators::operate(Arc::clone(&stage), random.random()));
+    let mut meddlers = JoinSet::new();
+    if let Some(by_hand) = by_hand {
+        meddlers.spawn(migrators::remove_barriers(Arc::clone(&stage), by_hand, random.random()));
+    }
 
     let work = async {
         while let Some(ended) = nodes.join_next().await {
@@ -146,12 +172,10 @@ async fn history(seed_number: u64, planted: Option<&Rule>) -> Result<(), String>
 async fn finish(stage: &Arc<Stage>, mut sleeper: Node, planted: Option<&Rule>, seed_number: u64) {
     stage.proxy.clear();
     stage.proxy.idle().await;
-    if let Some(rule) = planted {
-        stage.proxy.add(rule.clone());
-    }
+    plant(&stage.proxy, planted, seed_number);
     let lake = &stage.lake;
     status::change_control(&lake.tables, |control| control.paused = false).await.unwrap();
-    let run = lake.run(2);
+    let run = lake.run_with(&tables_through(&stage.proxy), 2, 200);
     for round in 0..20 {
         let begin = start(&format!("last-{round}"));
         let ended = run.finalize(&begin, &Evidence::Acknowledged(true)).await;
@@ -238,7 +262,7 @@ async fn every_seeded_history_is_that_of_one_register_for_each_key() {
     futures::stream::iter(first..first + count)
         .for_each_concurrent(3, async |seed| {
             println!("METASHIFT_SEED={seed}");
-            if let Err(violation) = history(seed, None).await {
+            if let Err(violation) = history(seed, None, None).await {
                 panic!("METASHIFT_SEED={seed} METASHIFT_HISTORIES=1\n{violation}");
             }
         })
@@ -252,11 +276,11 @@ fn blind(action: &str, table: &str, key: &str, idle: bool) -> Rule {
 }
 
 /// Runs histories until one is violated.
-async fn assert_found(name: &str, planted: Rule) {
+async fn assert_found(name: &str, planted: Rule, by_hand: Option<ByHand>) {
     let first = number("METASHIFT_SEED", 1);
     for seed in first..first + 120 {
-        if history(seed, Some(&planted)).await.is_err() {
-            println!("{name}: found by seed {seed}");
+        if let Err(violation) = history(seed, Some(&planted), by_hand).await {
+            println!("{name}: found by seed {seed}\n{violation}");
             return;
         }
     }
@@ -266,22 +290,29 @@ async fn assert_found(name: &str, planted: Rule) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_backfill_without_its_v1_check_is_found() {
     let planted = blind("ConditionCheck", "lake", "!__lake_internal", false).mentioning("/backfill/");
-    assert_found("backfill without its v1 check", planted).await;
+    assert_found("backfill without its v1 check", planted, None).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cursor_that_moves_without_its_data_is_found() {
     let planted = blind("Put", "lake_prefix_v2", "", true).mentioning("/backfill/").share(0.5, 1);
-    assert_found("cursor before data", planted).await;
+    assert_found("cursor before data", planted, None).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_mutation_that_ignores_the_barrier_is_found() {
     let planted = blind("ConditionCheck", "lake", "finalize-barrier", false).mentioning("lake_prefix_v2");
-    assert_found("mutation without its barrier check", planted).await;
+    assert_found("mutation without its barrier check", planted, None).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_marker_that_ignores_the_barrier_is_found() {
+    let planted =
+        blind("ConditionCheck", "lake", "finalize-barrier", false).mentioning("prefix-v2-authority");
+    assert_found("marker without its barrier check", planted, Some(ByHand::Verified)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_delete_that_ignores_v2_is_found() {
-    assert_found("delete that ignores v2", blind("Delete", "lake_prefix_v2", "", false)).await;
+    assert_found("delete that ignores v2", blind("Delete", "lake_prefix_v2", "", false), None).await;
 }

@@ -9,6 +9,7 @@ use std::os::unix::process::ExitStatusExt;
 use metashift::crash;
 use metashift::layout::key::is_internal;
 use metashift::layout::records::MARKER_KEY;
+use metashift::layout::records::segment::{State, Walk};
 use metashift::layout::transaction::Side;
 use metashift_sandbox::seed;
 use tokio::process::Command;
@@ -19,6 +20,7 @@ const BACKFILL: &[&str] = &["run", "--local", "--page-size", "20", "--segments",
 const AGAIN: &[&str] = &["run", "--local", "--page-size", "20", "--new-generation"];
 const REPAIR: &[&str] = &["repair", "--local", "--page-size", "20"];
 const ABORT: &[&str] = &["abort"];
+const SURVEY: &[&str] = &["plan", "--survey", "--survey-id", "s", "--segments", "2", "--page-size", "20"];
 
 fn finalize(epoch: &str) -> Vec<&str> {
     let flags = ["--finalize", "--writes-paused", "--rollout-acknowledged", "--epoch", epoch];
@@ -129,17 +131,33 @@ async fn abort(crash_at: Option<&str>) -> (Snapshot, bool) {
     (snapshot(&lake).await, killed)
 }
 
+/// What it counts is in its own records; the tables stay as they are.
+async fn survey(crash_at: Option<&str>) -> (Snapshot, bool) {
+    let lake = Lake::with_items(90).await;
+    let killed = metashift(&lake, SURVEY, crash_at).await.is_none();
+    for _ in 0..2 {
+        succeed(&lake, SURVEY).await;
+    }
+    for segment in 0..2 {
+        let walked = lake.segment(&Walk::Survey { run: "s-2".to_owned() }, segment).await.unwrap();
+        assert_eq!(walked.state, State::Done);
+    }
+    succeed(&lake, &finalize("e1")).await;
+    (snapshot(&lake).await, killed)
+}
+
 /// Points of each scenario, and how often each is reached at least.
-const MIGRATION: [(&str, u32); 10] = [
+const MIGRATION: [(&str, u32); 11] = [
     ("plan-opening", 1),
     ("segment-created", 1),
     ("plan-open", 1),
     ("backfill-group", 3),
     ("backfill-done", 2),
     ("rehearse-page", 2),
+    ("rehearse-done", 4),
     ("barrier-installed", 1),
     ("verify-page", 3),
-    ("verify-done", 6),
+    ("verify-done", 4),
     ("marker-published", 1),
 ];
 const NEW_GENERATION: [(&str, u32); 5] = [
@@ -158,6 +176,7 @@ const REPAIRS: [(&str, u32); 5] = [
     ("repair-closed", 1),
 ];
 const ABORTS: [(&str, u32); 1] = [("barrier-released", 1)];
+const SURVEYS: [(&str, u32); 1] = [("survey-done", 2)];
 
 async fn hold<F: AsyncFn(Option<&str>) -> (Snapshot, bool)>(points: &[(&str, u32)], scenario: F) {
     let (whole, _) = scenario(None).await;
@@ -175,7 +194,7 @@ async fn hold<F: AsyncFn(Option<&str>) -> (Snapshot, bool)>(points: &[(&str, u32
 
 #[test]
 fn every_crash_point_of_the_layout_belongs_to_a_scenario() {
-    let all = [&MIGRATION[..], &NEW_GENERATION, &REJECTS, &REPAIRS, &ABORTS].concat();
+    let all = [&MIGRATION[..], &NEW_GENERATION, &REJECTS, &REPAIRS, &ABORTS, &SURVEYS].concat();
     for point in crash::ALL.iter().filter(|point| !point.starts_with("catalog-")) {
         assert!(all.iter().any(|(named, _)| named == point), "{point}");
     }
@@ -204,4 +223,9 @@ async fn a_repair_killed_at_any_point_ends_like_an_uninterrupted_one() {
 #[tokio::test]
 async fn an_abort_killed_at_any_point_ends_like_an_uninterrupted_one() {
     hold(&ABORTS, abort).await;
+}
+
+#[tokio::test]
+async fn a_survey_killed_at_any_point_ends_like_an_uninterrupted_one() {
+    hold(&SURVEYS, survey).await;
 }

@@ -8,7 +8,7 @@ use aws_sdk_dynamodb::types::{
     AttributeDefinition, BillingMode, KeySchemaElement, KeyType, ScalarAttributeType,
 };
 use metashift::environment::Environment;
-use metashift::layout::cutover::Evidence;
+use metashift::layout::cutover::{Evidence, install_barrier};
 use metashift::layout::generation::PlanWish;
 use metashift::layout::preflight::{Accepted, preflight};
 use metashift::layout::records::plan::State;
@@ -152,6 +152,32 @@ async fn another_layout_and_another_number_of_segments_are_refused() {
     let wish = PlanWish { new_generation: true, ..wish };
     Run { wish, ..lake.run(3) }.backfill().await.unwrap();
     assert_eq!(lake.plan().await.unwrap().segments, 3);
+}
+
+#[tokio::test]
+async fn the_plan_keeps_the_name_of_its_companion_and_another_one_is_refused() {
+    use KeyType::{Hash, Range};
+    use ScalarAttributeType::S;
+    let lake = Lake::with_items(20).await;
+    lake.run(2).backfill().await.unwrap();
+    assert_eq!(lake.plan().await.unwrap().companion.as_deref(), Some("lake_prefix_v2"));
+    create(&lake.server, "another_v2", &[("bucket", Hash, S), ("pk", Range, S)]).await;
+    let named = |companion: &str| {
+        let companion = Some(companion.to_owned());
+        Tables::new(lake.client.clone(), TABLE, companion, Layout::default(), Environment::system())
+    };
+    let other = named("another_v2");
+    let run = lake.run_with(&other, 2, 10);
+    assert_refused(&lake, &run, ErrorKind::PlanMismatch).await;
+    let before = lake.everything().await;
+    let begin = install_barrier(&other, &start("e1")).await.unwrap_err();
+    for error in [begin, run.repair().await.unwrap_err(), run.compare().await.unwrap_err()] {
+        assert_one_line(&error, ErrorKind::PlanMismatch);
+        assert!(error.next_step().unwrap().contains("--companion lake_prefix_v2"), "{error}");
+    }
+    assert!(before == lake.everything().await);
+    lake.run_with(&named("lake_prefix_v2"), 2, 10).finalize(&start("e1"), &acknowledged()).await.unwrap();
+    assert_eq!(lake.assert_equal().await, 20);
 }
 
 async fn create(server: &Server, name: &str, keys: &[(&str, KeyType, ScalarAttributeType)]) {

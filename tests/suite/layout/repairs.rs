@@ -3,12 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use aws_sdk_dynamodb::primitives::Blob;
+use aws_sdk_dynamodb::types::AttributeValue;
 use metashift::layout::cutover::Evidence;
 use metashift::layout::generation::{PlanWish, begin_repair, finish_repair, open_plan};
 use metashift::layout::records::plan::State;
-use metashift::layout::records::segment::MismatchKind;
+use metashift::layout::records::segment::{Mismatch, MismatchKind};
 use metashift::layout::transaction::Side;
-use metashift::layout::{Mode, Mutation};
+use metashift::layout::{Layout, Mode, Mutation};
 use metashift::{ErrorKind, crash};
 use metashift_faults::{Fault, Rule};
 use metashift_sandbox::{Workload, seed};
@@ -163,4 +165,50 @@ async fn a_stray_copy_that_changes_under_a_repair_ends_it_typed_and_the_next_one
     let (_, summary) = lake.run(1).repair().await.unwrap();
     assert_eq!(summary.mismatched, 0);
     assert_eq!(lake.assert_equal().await, 10);
+}
+
+#[tokio::test]
+async fn an_id_of_a_repair_is_used_once_also_when_others_came_in_between() {
+    let lake = Lake::with_items(20).await;
+    lake.run(2).backfill().await.unwrap();
+    for id in ["r1", "r2"] {
+        assert_eq!(begin_repair(&lake.tables, id).await.unwrap().0, id);
+        // The same one again, while it runs, is the same repair.
+        assert_eq!(begin_repair(&lake.tables, id).await.unwrap().0, id);
+        finish_repair(&lake.tables, id).await.unwrap();
+        // So is its end.
+        finish_repair(&lake.tables, id).await.unwrap();
+    }
+    for id in ["r1", "r2"] {
+        let before = lake.everything().await;
+        let error = begin_repair(&lake.tables, id).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{id}: {error}");
+        assert!(before == lake.everything().await, "{id}: something was changed");
+    }
+    lake.put(Side::V1, &seed::key(3), b"v1-only").await;
+    assert_eq!(lake.run(2).repair().await.unwrap().1.mismatched, 0);
+}
+
+#[tokio::test]
+async fn a_copy_in_v2_that_is_no_record_is_named_as_such_and_left_to_a_person() {
+    let lake = Lake::with_items(10).await;
+    let run = lake.run(1);
+    run.backfill().await.unwrap();
+    for (key, known) in [(seed::key(4), true), ("tbl/only-v2".to_owned(), false)] {
+        let put = lake.client.put_item().table_name(lake.tables.name(Side::V2));
+        let put = put
+            .item("bucket", AttributeValue::S(Layout::default().bucket(&key)))
+            .item("pk", AttributeValue::S(key.clone()))
+            .item("val", AttributeValue::B(Blob::new(seed::value(4))))
+            .item("note", AttributeValue::S("by hand".to_owned()));
+        put.send().await.unwrap();
+        let (total, summary) = run.repair().await.unwrap();
+        assert_eq!(total.progress.copied, 0, "{key}");
+        assert_eq!(summary.mismatches, [Mismatch { key: key.clone(), kind: MismatchKind::UnsupportedItem }]);
+        let error = run.rehearse().await.unwrap_err();
+        assert!(error.next_step().unwrap().contains("for a person"), "{error}");
+        lake.remove(Side::V2, &key).await;
+        assert_eq!(run.repair().await.unwrap().0.progress.copied, u64::from(known));
+    }
+    run.finalize(&start("e1"), &Evidence::Acknowledged(true)).await.unwrap();
 }

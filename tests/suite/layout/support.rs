@@ -1,6 +1,6 @@
 //! Tables on a server of the test's own, and ways to look at them apart from the product.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::primitives::Blob;
-use aws_sdk_dynamodb::types::AttributeValue;
+use aws_sdk_dynamodb::types::{AttributeValue, ConditionCheck, Delete, TransactWriteItem};
 use jiff::{SignedDuration, Timestamp};
 use metashift::crash::{self, Hook};
 use metashift::environment::{Clock, Environment, SystemClock, SystemEntropy};
@@ -83,6 +83,28 @@ impl Lake {
             delete = delete.key("bucket", AttributeValue::S(Layout::default().bucket(key)));
         }
         delete.send().await.unwrap();
+    }
+
+    /// Takes the write barrier away where it stands and no marker is there; `false` where not.
+    pub(crate) async fn remove_barrier(&self) -> bool {
+        let key = |name: &str| HashMap::from([("pk".to_owned(), AttributeValue::S(name.to_owned()))]);
+        let delete = Delete::builder()
+            .table_name(TABLE)
+            .set_key(Some(key(BARRIER_KEY)))
+            .condition_expression("attribute_exists(pk)");
+        let check = ConditionCheck::builder()
+            .table_name(TABLE)
+            .set_key(Some(key(MARKER_KEY)))
+            .condition_expression("attribute_not_exists(pk)");
+        let delete = TransactWriteItem::builder().delete(delete.build().unwrap()).build();
+        let check = TransactWriteItem::builder().condition_check(check.build().unwrap()).build();
+        let sent =
+            self.client.transact_write_items().transact_items(delete).transact_items(check).send().await;
+        match sent.map_err(|error| error.into_service_error()) {
+            Ok(_) => true,
+            Err(error) if error.is_transaction_canceled_exception() => false,
+            Err(error) => panic!("{error}"),
+        }
     }
 
     /// An item's value as it is stored.
@@ -260,6 +282,12 @@ pub(crate) fn start(epoch: &str) -> Start {
         owner: "local:test".to_owned(),
         adopt_foreign_barrier: false,
     }
+}
+
+/// A number that the environment gives, or the default.
+pub(crate) fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name)
+        .map_or(default, |text| text.parse().unwrap_or_else(|error| panic!("{name} is {text:?}: {error}")))
 }
 
 /// A whole table, read by plain scans.

@@ -67,9 +67,11 @@ pub(crate) async fn run(args: RepairArgs, output: &Output) -> Result<()> {
             ErrorKind::VerificationFailed,
             format!("after the repair: {}", failed.message()),
         )
-        .next(
-            "a writer may be v1-only still: check the rollout, then repair again; metashift layout rejects",
-        ));
+        .next(if summary.is_for_a_person() {
+            "mend or delete what is keyTooLong, itemTooLarge or unsupportedItem by hand, in the table that has it"
+        } else {
+            "a writer may be v1-only still: check the rollout, then repair again"
+        }));
     }
     output.say("the tables are equal; metashift layout run clears what was diverged");
     Ok(())

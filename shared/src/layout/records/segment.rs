@@ -113,7 +113,7 @@ pub enum MismatchKind {
     WrongValue,
     /// v2 has it in a bucket that the layout does not give the key.
     WrongBucket,
-    /// It is no metadata record.
+    /// It is no metadata record, in v1 or in v2.
     UnsupportedItem,
     /// Its key does not fit v2.
     KeyTooLong,

@@ -25,6 +25,8 @@ pub(crate) enum Failure {
     Conflict,
     /// The same transaction is in progress from an earlier attempt.
     InProgress,
+    /// The token was used for another request; nothing was applied.
+    TokenUsed,
     /// The request may have been applied; the answer did not come.
     Lost(String),
     /// Nothing was applied and the next attempt may succeed.
@@ -104,9 +106,7 @@ impl Failure {
             "UnknownOperationException" => {
                 fatal(ErrorKind::Unavailable, "this server does not offer the call")
             }
-            "IdempotentParameterMismatchException" => {
-                fatal(ErrorKind::Internal, "a token was used for two requests; report this")
-            }
+            "IdempotentParameterMismatchException" => Self::TokenUsed,
             _ if status >= 500 => Self::Lost(format!("HTTP {status}: {message}")),
             other => {
                 Self::Fatal(Error::new(ErrorKind::Internal, format!("HTTP {status} {other}: {message}")))
@@ -150,7 +150,7 @@ impl Failure {
 
     /// True where another attempt may succeed.
     pub(super) fn may_pass(&self) -> bool {
-        !matches!(self, Self::Fatal(_) | Self::Cancelled(_))
+        !matches!(self, Self::Fatal(_) | Self::Cancelled(_) | Self::TokenUsed)
     }
 
     /// The typed error once no further attempt is made.
@@ -163,6 +163,7 @@ impl Failure {
                     None => named,
                 }
             }
+            Self::TokenUsed => Error::new(ErrorKind::Internal, format!("{what}: {self}")).next("report this"),
             Self::Throttled => Error::new(ErrorKind::Throttled, format!("{what}: throughput was exceeded"))
                 .next("run it again, or lower the rate: metashift layout throttle --write-units N"),
             Self::Conflict | Self::InProgress => {
@@ -186,6 +187,7 @@ impl fmt::Display for Failure {
             Self::Throttled => f.write_str("throughput was exceeded"),
             Self::Conflict => f.write_str("another request was in progress"),
             Self::InProgress => f.write_str("the same transaction was in progress"),
+            Self::TokenUsed => f.write_str("a token was used for two requests"),
             Self::Lost(text) | Self::Passing(text) => f.write_str(text),
             Self::Cancelled(reasons) => write!(f, "cancelled: {reasons:?}"),
             Self::Fatal(error) => error.fmt(f),
@@ -226,7 +228,7 @@ mod tests {
         assert_eq!(kind("ResourceNotFoundException", 400), "TableMismatch");
         assert_eq!(kind("AccessDeniedException", 400), "AccessDenied");
         assert_eq!(kind("ValidationException", 400), "InvalidInput");
-        assert_eq!(kind("IdempotentParameterMismatchException", 400), "Internal");
+        assert_eq!(kind("IdempotentParameterMismatchException", 400), "a token was used for two requests");
         assert_eq!(kind("InternalServerError", 500), "HTTP 500: m");
         assert_eq!(kind("", 503), "HTTP 503: m");
         assert_eq!(kind("Whatever", 418), "Internal");

@@ -64,7 +64,7 @@ impl Meter {
             Failure::Throttled => usage.throttled += 1,
             Failure::Conflict | Failure::InProgress => usage.conflicts += 1,
             Failure::Lost(_) | Failure::Passing(_) => usage.failures += 1,
-            Failure::Cancelled(_) | Failure::Fatal(_) => {}
+            Failure::Cancelled(_) | Failure::Fatal(_) | Failure::TokenUsed => {}
         }
     }
 }

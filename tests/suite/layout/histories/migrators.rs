@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use metashift::crash::{self, Hook};
-use metashift::layout::cutover::{Evidence, Start, release_barrier, release_expired};
+use metashift::layout::cutover::{Evidence, Start, release_barrier, release_expired, summary_of};
 use metashift::layout::generation::{PlanWish, open_plan};
 use metashift::layout::records::plan::State;
 use metashift::layout::status;
@@ -14,8 +14,8 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use tokio::sync::Notify;
 
-use super::super::support::{ABORT, start};
-use super::{DIFFERS, Stage, tables_through};
+use super::super::support::{ABORT, Lake, start};
+use super::{ByHand, DIFFERS, Stage, tables_through};
 
 /// Now and then freezes whoever comes by, for a while or for good; `died` is told of the latter.
 fn fate(random: Arc<Mutex<SmallRng>>, died: Arc<Notify>) -> Hook {
@@ -76,7 +76,7 @@ async fn once(stage: Arc<Stage>, epoch: String) -> Result<()> {
         Ok(_) => Ok(()),
         Err(error) => {
             let differs = DIFFERS.contains(&error.kind());
-            if differs && stage.always_dual {
+            if differs && stage.never_differs() {
                 stage.violation(format!("copies differ though every node is dual: {error}"));
             }
             if differs || error.kind() == ErrorKind::PlanMismatch {
@@ -103,9 +103,33 @@ fn judge(stage: &Stage, error: &metashift::Error) {
         // An epoch that was released before its run began to verify.
         ErrorKind::InvalidInput,
     ];
-    if !expected.contains(&error.kind()) {
+    // A barrier that somebody removed stops the publish.
+    let removed = stage.by_hand.is_some() && error.kind() == ErrorKind::ForeignLeftovers;
+    if !removed && !expected.contains(&error.kind()) {
         stage.violation(format!("a migrator: {error}"));
     }
+}
+
+/// A person who takes the write barrier away before the marker, though everybody told them not to.
+pub(super) async fn remove_barriers(stage: Arc<Stage>, when: ByHand, seed: u64) {
+    let mut random = SmallRng::seed_from_u64(seed);
+    let mut left = 2;
+    while left > 0 {
+        let longest = if when == ByHand::Verified { 10 } else { 60 };
+        tokio::time::sleep(Duration::from_millis(random.random_range(5..longest))).await;
+        if when == ByHand::Anytime || is_verified(&stage.lake).await {
+            left -= u32::from(stage.lake.remove_barrier().await);
+        }
+    }
+}
+
+/// A cutover is about to publish.
+async fn is_verified(lake: &Lake) -> bool {
+    let Some(plan) = lake.plan().await else { return false };
+    let Some(cutover) = plan.cutover.as_ref().filter(|_| plan.state == State::Finalizing) else {
+        return false;
+    };
+    summary_of(&lake.tables, &plan, &cutover.epoch).await.unwrap().is_complete()
 }
 
 /// Pauses, resumes, aborts and starts generations, a few times, at random moments.

@@ -1,0 +1,162 @@
+//! The command as a person uses it: stopped by Ctrl-C, aborted, asked to compare again.
+
+use std::process::{Output, Stdio};
+
+use metashift::layout::cutover::install_barrier;
+use metashift::layout::records::plan::State;
+use metashift::layout::records::{BARRIER_KEY, BARRIER_VALUE, MARKER_KEY};
+use metashift::layout::transaction::Side;
+use metashift::layout::{Mode, Mutation};
+use metashift_faults::{Fault, Rule};
+use serde_json::Value;
+use tokio::process::Command;
+
+use super::support::{Lake, TABLE, start};
+
+fn command(endpoint: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_metashift"));
+    command.env_clear().args(["--json", "layout"]).args(arguments);
+    command.args(["--table", TABLE, "--endpoint", endpoint]).kill_on_drop(true);
+    command
+}
+
+/// Exit code, and what it printed last.
+fn ended(output: &Output) -> (Option<i32>, Value) {
+    let text = String::from_utf8_lossy(&output.stdout);
+    let last = text.lines().last().and_then(|line| serde_json::from_str(line).ok());
+    (output.status.code(), last.unwrap_or_default())
+}
+
+async fn run(lake: &Lake, arguments: &[&str]) -> (Option<i32>, Value) {
+    ended(&command(&lake.server.endpoint(), arguments).output().await.unwrap())
+}
+
+/// It is refused with this name and exit code, says what to do next, and changes nothing.
+async fn assert_refused(lake: &Lake, arguments: &[&str], code: i32, name: &str) -> Value {
+    let before = lake.everything().await;
+    let (exit, said) = run(lake, arguments).await;
+    assert_eq!((exit, said["error"]["name"].as_str()), (Some(code), Some(name)), "{arguments:?}: {said}");
+    assert!(said["error"]["next"].is_string(), "{said}");
+    assert!(before == lake.everything().await, "{arguments:?}: something was changed");
+    said["error"].clone()
+}
+
+const FINALIZE: [&str; 8] = [
+    "run",
+    "--local",
+    "--segments",
+    "2",
+    "--finalize",
+    "--writes-paused",
+    "--rollout-acknowledged",
+    "--epoch",
+];
+
+fn finalize(epoch: &str) -> Vec<&str> {
+    [&FINALIZE[..], &[epoch]].concat()
+}
+
+#[tokio::test]
+async fn ctrl_c_during_a_cutover_releases_the_barrier_and_the_command_goes_on_later() {
+    for held in ["/verify/e1/v1/0", "prefix-v2-authority"] {
+        let lake = Lake::with_items(40).await;
+        lake.run(2).backfill().await.unwrap();
+        let proxy = lake.proxy().await;
+        // The first request that mentions the marker takes the barrier.
+        let skip = u64::from(held == "prefix-v2-authority");
+        proxy.add(
+            Rule::new("held", Fault::Hold).on("TransactWriteItems").mentioning(held).skip(skip).times(1),
+        );
+        let mut cutover = command(&proxy.endpoint(), &finalize("e1"));
+        let cutover = cutover.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        proxy.reached("held", 1).await;
+        assert_eq!(lake.value(Side::V1, BARRIER_KEY).await.as_deref(), Some(BARRIER_VALUE));
+        let pid = cutover.id().unwrap().to_string();
+        assert!(Command::new("kill").args(["-INT", &pid]).status().await.unwrap().success());
+        let (code, said) = ended(&cutover.wait_with_output().await.unwrap());
+        assert_eq!((code, &said["stopped"]), (Some(130), &Value::Bool(true)), "{held}: {said}");
+        assert_eq!(lake.value(Side::V1, BARRIER_KEY).await, None, "{held}");
+        assert_eq!(lake.plan().await.unwrap().state, State::Open, "{held}");
+        let store = lake.store(Mode::Dual).await;
+        assert_eq!(store.cas("tbl/probe", None, Some(b"v")).await.unwrap(), Mutation::Applied);
+        // What was on its way arrives and changes nothing.
+        let before = lake.everything().await;
+        proxy.release("held");
+        proxy.idle().await;
+        assert!(before == lake.everything().await, "{held}: a late request landed");
+        assert_eq!(run(&lake, &finalize("e2")).await.0, Some(0), "{held}");
+        assert_eq!(lake.assert_equal().await, 41);
+    }
+}
+
+#[tokio::test]
+async fn an_abort_names_what_stands_in_its_way_and_says_when_there_is_nothing_to_end() {
+    let lake = Lake::with_items(20).await;
+    assert_eq!(run(&lake, &["abort"]).await.1["outcome"], "notHeld");
+    lake.put(Side::V1, BARRIER_KEY, BARRIER_VALUE).await;
+    let foreign = assert_refused(&lake, &["abort"], 6, "ForeignLeftovers").await;
+    assert!(foreign["next"].as_str().unwrap().contains("--adopt-foreign-barrier"), "{foreign}");
+    lake.remove(Side::V1, BARRIER_KEY).await;
+    lake.run(2).backfill().await.unwrap();
+    let (code, said) = run(&lake, &["abort"]).await;
+    assert_eq!((code, said["outcome"].as_str()), (Some(0), Some("notHeld")));
+    install_barrier(&lake.tables, &start("e1")).await.unwrap();
+    let other = assert_refused(&lake, &["abort", "--epoch", "e0"], 5, "Superseded").await;
+    assert!(other["next"].as_str().unwrap().contains("--epoch e1"), "{other}");
+    let (code, said) = run(&lake, &["abort", "--epoch", "e1"]).await;
+    assert_eq!((code, said["outcome"].as_str()), (Some(0), Some("released")));
+    assert_eq!(lake.value(Side::V1, BARRIER_KEY).await, None);
+    assert_eq!(run(&lake, &finalize("e2")).await.0, Some(0));
+    for arguments in [&["abort"][..], &["abort", "--epoch", "e2"], &["abort", "--epoch", "e1"]] {
+        assert_refused(&lake, arguments, 6, "AlreadyFinalized").await;
+    }
+    assert!(lake.value(Side::V1, MARKER_KEY).await.is_some());
+}
+
+#[tokio::test]
+async fn an_audit_or_a_survey_that_is_done_is_followed_by_a_second_one_and_a_stopped_one_goes_on() {
+    let lake = Lake::with_items(40).await;
+    let survey = ["plan", "--survey", "--survey-id", "s", "--segments", "2", "--page-size", "10"];
+    // Killed while the second write of its records is on its way, which never arrives.
+    let stopped = async |arguments: &[&str], records: &str| {
+        let proxy = lake.proxy().await;
+        proxy.add(Rule::new("held", Fault::Hold).on("TransactWriteItems").mentioning(records).skip(1));
+        let mut child = command(&proxy.endpoint(), arguments).stdout(Stdio::null()).spawn().unwrap();
+        proxy.reached("held", 1).await;
+        child.kill().await.unwrap();
+    };
+    let surveyed = async || {
+        let (code, said) = run(&lake, &survey).await;
+        assert_eq!((code, &said["survey"]["items"]), (Some(0), &Value::from(40)), "{said}");
+        said["survey"]["id"].clone()
+    };
+    stopped(&survey, "/survey/s-2/").await;
+    assert_eq!(surveyed().await, "s-2");
+    assert_eq!(surveyed().await, "s-2-2");
+    stopped(&survey, "/survey/s-2-3/").await;
+    assert_eq!(surveyed().await, "s-2-3");
+
+    assert_refused(&lake, &["audit"], 2, "PlanMismatch").await;
+    assert_eq!(run(&lake, &finalize("e1")).await.0, Some(0));
+    let audit = ["audit", "--audit-id", "a", "--page-size", "10"];
+    let audited = async || {
+        let (code, said) = run(&lake, &audit).await;
+        assert_eq!((code, &said["v1Items"]), (Some(0), &Value::from(40)), "{said}");
+        said["audit"].clone()
+    };
+    assert_eq!(audited().await, "audit-a");
+    stopped(&audit, "/rehearse/audit-a-2/").await;
+    assert_eq!(audited().await, "audit-a-2");
+    assert_eq!(audited().await, "audit-a-3");
+}
+
+#[tokio::test]
+async fn a_repair_that_finds_what_it_cannot_mend_says_that_a_person_has_to() {
+    let lake = Lake::with_items(10).await;
+    lake.run(2).backfill().await.unwrap();
+    lake.put(Side::V1, &format!("tbl/{}", "k".repeat(1021)), b"v").await;
+    let (code, said) = run(&lake, &["repair", "--local"]).await;
+    assert_eq!((code, said["error"]["name"].as_str()), (Some(3), Some("VerificationFailed")), "{said}");
+    let next = said["error"]["next"].as_str().unwrap();
+    assert!(next.contains("keyTooLong") && !next.contains("repair"), "{next}");
+}

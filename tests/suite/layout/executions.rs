@@ -1,0 +1,77 @@
+//! `layout run` without `--local`: which execution of a deployed state machine it follows. On a server with the API of
+//! Step Functions, with a machine that waits.
+
+use std::time::Duration;
+
+use aws_sdk_sfn::Client;
+use aws_sdk_sfn::config::{BehaviorVersion, Credentials, Region};
+use serde_json::{Value, json};
+
+use super::super::ministack::Server;
+use super::support::{Lake, TABLE};
+
+/// Waits for an hour, like a run that has much to do.
+const WAITING: &str = r#"{"StartAt":"Work","States":{"Work":{"Type":"Wait","Seconds":3600,"End":true}}}"#;
+
+/// Exit code and last line of `layout` with these arguments.
+async fn layout(server: &Server, lake: &Lake, arguments: &[&str]) -> (Option<i32>, Value) {
+    let mut command = Server::command(&server.endpoint());
+    command.arg("layout").args(arguments).args(["--endpoint", &lake.server.endpoint()]);
+    // An execution that is followed does not end by itself.
+    let output = tokio::time::timeout(Duration::from_secs(30), command.output());
+    let output = output.await.unwrap_or_else(|_| panic!("{arguments:?}: it is followed")).unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let last = text.lines().last().and_then(|line| serde_json::from_str(line).ok());
+    (output.status.code(), last.unwrap_or_default())
+}
+
+#[tokio::test]
+async fn a_run_follows_an_execution_of_its_own_mode_and_table_and_refuses_any_other() {
+    let server = Server::start().await;
+    let lake = Lake::with_items(5).await;
+    let config = aws_sdk_sfn::Config::builder()
+        .behavior_version(BehaviorVersion::latest())
+        .region(Region::from_static("us-east-1"))
+        .credentials_provider(Credentials::new("test", "test", None, None, "test"))
+        .endpoint_url(server.endpoint());
+    let machines = Client::from_conf(config.build());
+    let machine = machines
+        .create_state_machine()
+        .name("test-dynamodb-layout")
+        .role_arn("arn:aws:iam::000000000000:role/test")
+        .definition(WAITING);
+    let machine = machine.send().await.unwrap().state_machine_arn;
+    let input = json!({ "version": 1, "table": TABLE, "mode": "backfill" });
+    let running =
+        machines.start_execution().state_machine_arn(&machine).name("first").input(input.to_string());
+    let running = running.send().await.unwrap().execution_arn;
+
+    let finalize = ["--finalize", "--writes-paused", "--rollout-acknowledged"];
+    let by_itself = |table: &'static str, flags: &[&'static str]| {
+        [&["run", "--table", table][..], flags].concat().into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let by_name = |table: &'static str, flags: &[&'static str]| {
+        let named = ["--attach".to_owned(), running.clone()];
+        [by_itself(table, flags), named.to_vec()].concat()
+    };
+    for (arguments, differs) in [
+        (by_itself(TABLE, &finalize), "mode"),
+        (by_itself("another", &[]), "table"),
+        (by_name(TABLE, &finalize), "mode"),
+        (by_name("another", &[]), "table"),
+    ] {
+        let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+        let (code, said) = layout(&server, &lake, &arguments).await;
+        let error = &said["error"];
+        assert_eq!((code, error["name"].as_str()), (Some(5), Some("Superseded")), "{arguments:?}: {said}");
+        assert!(error["message"].as_str().unwrap().contains(differs), "{error}");
+    }
+    let all = machines.list_executions().state_machine_arn(&machine).send().await.unwrap();
+    assert_eq!(all.executions.len(), 1, "a refused command has started something");
+
+    // The same work is followed, not started a second time.
+    machines.stop_execution().execution_arn(&running).send().await.unwrap();
+    let (code, said) = layout(&server, &lake, &["run", "--table", TABLE, "--attach", &running]).await;
+    assert_eq!((code, said["error"]["name"].as_str()), (Some(5), Some("Superseded")), "{said}");
+    assert!(said["error"]["message"].as_str().unwrap().contains("stopped by somebody"), "{said}");
+}
