@@ -1,11 +1,6 @@
-//! The same on an S3 API: a server that this test starts on a free port and stops.
-//!
-//! `ministack` is what `METASHIFT_MINISTACK` names, else what the gate has installed, else installed the same way.
+//! The same on an S3 API.
 
-use std::net::TcpListener;
-use std::process::Stdio;
 use std::sync::Arc;
-use std::time::Duration;
 
 use metashift::ErrorKind;
 use metashift::catalog::commit::Change;
@@ -14,116 +9,18 @@ use metashift::catalog::handle::Catalog;
 use metashift::catalog::location::Location;
 use metashift::catalog::log::lifecycle::{create, truncate};
 use metashift::catalog::seed::{self, LAST_SNAPSHOT, Seed};
-use object_store::ObjectStore;
-use object_store::aws::AmazonS3Builder;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
-use tokio::process::{Child, Command};
-use tokio::sync::OnceCell;
+use tokio::process::Command;
 
 use super::support::{Mortal, at, budget, dump, environment, finish, memory, migrate, records};
+use crate::ministack::Server;
 
-/// The server's program: the one that is named or installed, else installed now, as the gate does.
-async fn program() -> String {
-    static PROGRAM: OnceCell<String> = OnceCell::const_new();
-    PROGRAM.get_or_init(find_or_install).await.clone()
-}
-
-async fn find_or_install() -> String {
-    if let Ok(program) = std::env::var("METASHIFT_MINISTACK") {
-        return program;
+fn run(server: &Server, url: &str, crash_at: Option<&str>) -> Command {
+    let mut command = Server::command(&server.endpoint());
+    command.args(["catalog", "run", url, "--local", "--checkpoint"]);
+    if let Some(point) = crash_at {
+        command.env("METASHIFT_CRASH_AT", point);
     }
-    let home = std::env::var("HOME").expect("HOME is set");
-    let tools = std::env::var("METASHIFT_TOOLS").unwrap_or(format!("{home}/.cache/metashift/tools"));
-    let folder = format!("{tools}/stack");
-    let program = format!("{folder}/bin/ministack");
-    if !std::path::Path::new(&program).exists() {
-        let requirements = concat!(env!("CARGO_MANIFEST_DIR"), "/../.ci/stack-requirements.txt");
-        run("python3", &["-m", "venv", &folder]).await;
-        run(&format!("{folder}/bin/pip"), &["install", "--quiet", "--requirement", requirements]).await;
-        std::fs::copy(requirements, format!("{folder}/installed.txt")).unwrap();
-    }
-    program
-}
-
-async fn run(program: &str, arguments: &[&str]) {
-    let status = Command::new(program).args(arguments).status().await;
-    assert!(
-        status.is_ok_and(|status| status.success()),
-        "{program} {arguments:?}: Python 3.11 with venv is needed"
-    );
-}
-
-/// A running server; dropped, it is killed.
-struct Server {
-    _child: Child,
-    port: u16,
-}
-
-impl Server {
-    async fn start() -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let program = program().await;
-        let child = Command::new(&program)
-            .env("GATEWAY_PORT", port.to_string())
-            .env("MINISTACK_HOST", "127.0.0.1")
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap_or_else(|error| panic!("{program}: {error}"));
-        let server = Self { _child: child, port };
-        let up = async {
-            while !server.makes_a_bucket().await {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(60), up).await.expect("the server answers");
-        server
-    }
-
-    async fn makes_a_bucket(&self) -> bool {
-        let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.port)).await else { return false };
-        let request = format!(
-            "PUT /lake HTTP/1.1\r\nHost: 127.0.0.1:{}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
-            self.port
-        );
-        let mut answer = String::new();
-        stream.write_all(request.as_bytes()).await.is_ok()
-            && stream.read_to_string(&mut answer).await.is_ok()
-            && answer.starts_with("HTTP/1.1 200")
-    }
-
-    fn endpoint(&self) -> String {
-        format!("http://127.0.0.1:{}", self.port)
-    }
-
-    fn store(&self) -> Arc<dyn ObjectStore> {
-        let builder = AmazonS3Builder::new()
-            .with_endpoint(self.endpoint())
-            .with_allow_http(true)
-            .with_bucket_name("lake")
-            .with_region("us-east-1")
-            .with_access_key_id("test")
-            .with_secret_access_key("test");
-        Arc::new(builder.build().unwrap())
-    }
-
-    fn run(&self, url: &str, crash_at: Option<&str>) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_metashift"));
-        command.args(["--json", "catalog", "run", url, "--local", "--checkpoint"]).kill_on_drop(true);
-        command
-            .env("AWS_ENDPOINT_URL", self.endpoint())
-            .env("AWS_REGION", "us-east-1")
-            .env("AWS_ACCESS_KEY_ID", "test")
-            .env("AWS_SECRET_ACCESS_KEY", "test")
-            .env_remove("AWS_ENDPOINT_URL_S3")
-            .env_remove("METASHIFT_CRASH_AT");
-        if let Some(point) = crash_at {
-            command.env("METASHIFT_CRASH_AT", point);
-        }
-        command
-    }
+    command
 }
 
 #[tokio::test]
@@ -156,12 +53,12 @@ async fn on_an_s3_api_killed_processes_resume_and_two_migrators_fence_each_other
         let location = Location::new(Arc::clone(&store), path.as_str());
         seed::write(&location, seed, &budget()).await.unwrap();
         let url = format!("s3://lake/{path}");
-        let killed = server.run(&url, Some(point)).output().await.unwrap();
+        let killed = run(&server, &url, Some(point)).output().await.unwrap();
         assert_eq!(killed.status.code(), None, "{point}: {}", String::from_utf8_lossy(&killed.stderr));
         for (snapshot, shown) in (0..=LAST_SNAPSHOT).zip(&shown) {
             assert_eq!(&seed::read_at(&location, snapshot, &budget()).await.unwrap(), shown, "{point}");
         }
-        let resumed = server.run(&url, None).output().await.unwrap();
+        let resumed = run(&server, &url, None).output().await.unwrap();
         assert!(resumed.status.success(), "{point}: {}", String::from_utf8_lossy(&resumed.stderr));
         let after = seed::dump(&location, &budget()).await.unwrap();
         assert!(after == whole, "{point}: differs from an uninterrupted run in memory");
