@@ -15,6 +15,7 @@ use metashift::catalog::format::{NEWEST, TARGETS};
 use metashift::catalog::handle::Catalog;
 use metashift::catalog::inspect::{Inspection, inspect};
 use metashift::catalog::location::{Location, make_directory};
+use metashift::catalog::seed::{self, LAST_SNAPSHOT, Seed};
 use metashift::catalog::step::{Input, Mode, VERSION, inspected, invoke};
 use metashift::catalog::units::Registry;
 use metashift::environment::{Environment, elapsed};
@@ -28,6 +29,7 @@ use crate::output::Output;
 
 mod demo;
 
+use demo::SEED as SAMPLE;
 pub(crate) use demo::demo;
 
 /// Time between two lines of progress in JSON.
@@ -43,8 +45,17 @@ pub(crate) enum CatalogCommand {
     Checkpoints(Store),
     /// Takes back an unfinished directory unit (never one that moves keys)
     Abandon(Store),
-    /// Makes an empty catalog
-    Create(Store),
+    /// Makes an empty catalog, or one with a history to try a migration on
+    Create(Create),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Create {
+    #[command(flatten)]
+    store: Store,
+    /// Fill it, in this format (1 to 12): schemas, tables, delete files and inline rows over seven snapshots
+    #[arg(long, value_name = "FORMAT", value_parser = clap::value_parser!(u64).range(1..=NEWEST))]
+    sample: Option<u64>,
 }
 
 #[derive(Debug, Args)]
@@ -132,12 +143,18 @@ pub(crate) async fn run(command: CatalogCommand, output: &Output) -> Result<()> 
             output.rows(&rows, &json!({ "unit": done.unit, "format": done.format, "entries": done.entries }));
             Ok(())
         }
-        CatalogCommand::Create(Store { store }) => {
+        CatalogCommand::Create(Create { store: Store { store }, sample }) => {
             make_directory(&store)?;
-            let catalog = Catalog::open(&Location::parse(&store)?, &environment, &budget).await?;
-            let view = catalog.read().await?;
-            catalog.close().await?;
-            let (format, snapshot) = (view.format(), view.head().snapshot_id);
+            let location = Location::parse(&store)?;
+            let (format, snapshot) = if let Some(format) = sample {
+                seed::write(&location, Seed { format, ..SAMPLE }, &budget).await?;
+                (format, LAST_SNAPSHOT)
+            } else {
+                let catalog = Catalog::open(&location, &environment, &budget).await?;
+                let view = catalog.read().await?;
+                catalog.close().await?;
+                (view.format(), view.head().snapshot_id)
+            };
             let rows = [("format", format.to_string()), ("latest snapshot", snapshot.to_string())];
             output.rows(&rows, &json!({ "format": format, "snapshotId": snapshot }));
             Ok(())
