@@ -134,6 +134,20 @@ class Stack:
         time.sleep(2.5)
         return self.control("GET", "statistics")["calls"] == before
 
+    def crashes(self):
+        """Invocations so far whose process ended before it answered."""
+        return (pathlib.Path(self.folder) / "stack/server.log").read_text().count("Runtime exited before returning a response")
+
+    def kill_at_work(self, step):
+        """Kills the step's processes, again until one was in the middle of an invocation."""
+        before = self.crashes()
+        for _ in range(10):
+            for worker in self.workers(step):
+                os.kill(worker, signal.SIGKILL)
+            with contextlib.suppress(AssertionError):
+                return until(lambda: self.crashes() > before, 2, "a crash")
+        raise AssertionError(f"no process of {step} was at work")
+
     def impatient(self, machine):
         """A copy of a machine that waits 4 seconds for a function instead of 330. Gives the copy's name."""
         found = self.machines.describe_state_machine(stateMachineArn=arn_of(machine))
@@ -309,7 +323,7 @@ def attempts_that_hang_or_die_are_overlapped_by_their_retries(stack):
         # A process serves one invocation at a time, and the killed one is not among them.
         until(lambda: len(stack.workers("backfill-page")) > SEGMENTS, 60, "retries beside them")
     status, output, _ = stack.follow(arn)
-    assert status == "done", (status, output)
+    assert status == "done" and stack.crashes() == 1, (status, output, stack.crashes())
     until(stack.is_quiet, 60, "the end of every attempt")
     assert stack.differing() == []
 
@@ -512,10 +526,7 @@ def a_catalog_of_format_8_reaches_12_through_a_killed_step_and_hand_overs(stack)
     given = {"store": SAMPLE, "maxSteps": 1, "turnLimit": 15, "checkpoint": True}
     arn = stack.start(given, "sample", "catalog-format")
     until(lambda: stack.catalog("status", SAMPLE)["underWay"], 60, "the first unit")
-    killed = stack.workers("catalog-migrate-step")
-    for worker in killed:
-        os.kill(worker, signal.SIGKILL)
-    assert killed
+    stack.kill_at_work("catalog-migrate-step")
     status, output, executions = stack.follow(arn)
     assert status == "done" and output["format"] == 12 and executions > 1, (status, output, executions)
     assert stack.paste("StartCatalog", "nothing-left")[0] == "done"
