@@ -1,6 +1,7 @@
-# The template deployed on the local stack, with the real Lambdas, against an embedded server with live writers.
+# The template deployed on the local stack, with the packaged Lambdas, against an embedded server with live writers.
 set -euo pipefail
-cargo build --profile stack --package metashift-functions --bins
-# The command as the tests have built it; nothing is left to do after the stage before.
+export PATH=$METASHIFT_TOOLS/build/bin:$METASHIFT_TOOLS/python/bin:$PATH AWS_DEFAULT_REGION=us-east-1
+# The packages and the commands of the stages before; nothing is left to do unless this stage runs alone.
+sam build --parameter-overrides Architecture=x86_64 >/dev/null
 cargo test --workspace --all-features --no-run --quiet
-"$METASHIFT_TOOLS/stack/bin/python" tests/stack/run.py "$CARGO_TARGET_DIR/debug/metashift" "$CARGO_TARGET_DIR/stack"
+"$METASHIFT_TOOLS/stack/bin/python" tests/stack/run.py "$CARGO_TARGET_DIR/debug" .aws-sam/build

@@ -16,6 +16,7 @@ use metashift::catalog::handle::Catalog;
 use metashift::catalog::inspect::{Inspection, inspect};
 use metashift::catalog::location::{Location, make_directory};
 use metashift::catalog::log::lifecycle::{self, Changed, KEPT};
+use metashift::catalog::seed::{self, LAST_SNAPSHOT, Seed};
 use metashift::catalog::step::{Input, Mode, VERSION, inspected, invoke};
 use metashift::catalog::units::Registry;
 use metashift::environment::{Environment, elapsed};
@@ -29,6 +30,7 @@ use crate::output::Output;
 
 mod demo;
 
+use demo::SEED as SAMPLE;
 pub(crate) use demo::demo;
 
 /// Time between two lines of progress in JSON.
@@ -44,7 +46,7 @@ pub(crate) enum CatalogCommand {
     Checkpoints(Store),
     /// Takes back an unfinished directory unit (never one that moves keys)
     Abandon(Store),
-    /// Makes an empty catalog
+    /// Makes an empty catalog, or one with a history to try a migration on
     Create(Create),
     /// Puts a native catalog of format 11 or 12 under a commit log
     AdoptLog(Change),
@@ -67,6 +69,9 @@ pub(crate) struct Create {
     /// Keep it in a commit log from its first batch on
     #[arg(long)]
     commit_log: bool,
+    /// Fill it, in this format (1 to 12): schemas, tables, delete files and inline rows over seven snapshots
+    #[arg(long, value_name = "FORMAT", value_parser = clap::value_parser!(u64).range(1..=NEWEST), conflicts_with = "commit_log")]
+    sample: Option<u64>,
 }
 
 #[derive(Debug, Args)]
@@ -170,7 +175,7 @@ pub(crate) async fn run(command: CatalogCommand, output: &Output) -> Result<()> 
             output.rows(&rows, &json!({ "unit": done.unit, "format": done.format, "entries": done.entries }));
             Ok(())
         }
-        CatalogCommand::Create(Create { store: Store { store }, commit_log: true }) => {
+        CatalogCommand::Create(Create { store: Store { store }, commit_log: true, .. }) => {
             make_directory(&store)?;
             show_log(
                 &lifecycle::create(&Location::parse(&store)?, &environment, &budget).await?,
@@ -194,12 +199,18 @@ pub(crate) async fn run(command: CatalogCommand, output: &Output) -> Result<()> 
             let done = lifecycle::truncate(&location, keep, dry_run, &environment, &budget).await?;
             show_log(&done, dry_run, output)
         }
-        CatalogCommand::Create(Create { store: Store { store }, commit_log: false }) => {
+        CatalogCommand::Create(Create { store: Store { store }, commit_log: false, sample }) => {
             make_directory(&store)?;
-            let catalog = Catalog::open(&Location::parse(&store)?, &environment, &budget).await?;
-            let view = catalog.read().await?;
-            catalog.close().await?;
-            let (format, snapshot) = (view.format(), view.head().snapshot_id);
+            let location = Location::parse(&store)?;
+            let (format, snapshot) = if let Some(format) = sample {
+                seed::write(&location, Seed { format, ..SAMPLE }, &budget).await?;
+                (format, LAST_SNAPSHOT)
+            } else {
+                let catalog = Catalog::open(&location, &environment, &budget).await?;
+                let view = catalog.read().await?;
+                catalog.close().await?;
+                (view.format(), view.head().snapshot_id)
+            };
             let rows = [("format", format.to_string()), ("latest snapshot", snapshot.to_string())];
             output.rows(&rows, &json!({ "format": format, "snapshotId": snapshot }));
             Ok(())

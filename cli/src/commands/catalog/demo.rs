@@ -17,8 +17,8 @@ use tokio::sync::Notify;
 
 use crate::output::Output;
 
-/// What the demo's store holds.
-const SEED: Seed =
+/// What the demo's store and a sample hold.
+pub(super) const SEED: Seed =
     Seed { format: 8, schemas: 200, tables: 3_000, delete_files: 3_000, tombstones: 5_000, name_bytes: 12 };
 
 /// Seeds a store of format 8 in a temporary directory, migrates it to 12 with one kill on the way, and compares what
