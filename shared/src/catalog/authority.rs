@@ -11,6 +11,7 @@ use async_trait::async_trait;
 use super::batch::{Anchor, Batch};
 use super::deadline::Deadline;
 use super::location::Location;
+use super::log::{agreed, origin_unknown};
 use super::read::Read;
 use super::store::{Ending, Sighting, look};
 use crate::Result;
@@ -75,8 +76,11 @@ pub async fn open(
     deadline: &Deadline,
 ) -> Result<Box<dyn CommitAuthority>> {
     let mut epoch = sighting.epoch.unwrap_or(0);
-    if sighting.log.is_some() {
-        let folder = Folder::open(location, epoch, asked_origin, environment, deadline).await?;
+    if let Some(logged) = sighting.log {
+        // Refused before the writer of somebody else is fenced.
+        let batch_seq = sighting.records.head.unwrap_or_default().batch_seq;
+        let origin = agreed(logged.origin, asked_origin, batch_seq)?.ok_or_else(origin_unknown)?;
+        let folder = Folder::open(location, epoch, Some(origin), environment, deadline).await?;
         if !folder.is_demoted().await {
             return Ok(Box::new(folder));
         }

@@ -11,6 +11,7 @@ use super::checkpoints;
 use super::deadline::Deadline;
 use super::format::{SystemRecords, is_commit_log};
 use super::location::Location;
+use super::log::ended;
 use super::store::{Ending, Logged, look, system_records};
 use super::units::{Registry, Stage, Unit};
 use super::value::Migration;
@@ -196,11 +197,7 @@ pub(crate) fn agree(records: &SystemRecords, authority: &dyn CommitAuthority) ->
     if logged == authority.origin().is_some() {
         return Ok(());
     }
-    Err(Error::new(
-        ErrorKind::AuthorityChanged,
-        "the catalog's commit log was adopted or demoted since it was opened; nothing more was written",
-    )
-    .next("run the same command again"))
+    Err(ended())
 }
 
 struct Migrator<'a> {
@@ -279,6 +276,7 @@ impl Migrator<'_> {
     async fn start(&mut self, unit: &dyn Unit) -> Result<Outcome> {
         let state = self.authority.pin().await?;
         let records = system_records(state.as_ref()).await?;
+        agree(&records, self.authority)?;
         let again = self.registry.next(&records, self.request.to_format)?;
         if !matches!(again, Stage::Start(same) if same.name() == unit.name()) {
             return Ok(Outcome::Lost);
@@ -304,6 +302,7 @@ impl Migrator<'_> {
         }
         // The cursor in the store is the one that counts, so the finish is decided on what is there now.
         let records = system_records(self.authority.pin().await?.as_ref()).await?;
+        agree(&records, self.authority)?;
         match self.registry.next(&records, self.request.to_format)? {
             Stage::Resume(same, _) if same.name() == unit.name() => {}
             _ => return Ok(Outcome::Lost),

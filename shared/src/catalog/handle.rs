@@ -18,7 +18,7 @@ use super::key::{Key, System};
 use super::location::Location;
 use super::log::Log;
 use super::log::tail::Tail;
-use super::read::{StoreReader, message};
+use super::read::{Read, StoreReader, message};
 use super::store::{Ending, look, manifest, open_reader, system_records};
 use super::value::Head;
 use super::view::View;
@@ -45,8 +45,8 @@ impl Catalog {
         let deadline = Deadline::of(budget);
         let sighting = look(location, &deadline).await?;
         let format = sighting.records.gate()?;
-        if sighting.log.is_some() {
-            if format.is_some_and(is_commit_log) && sighting.epoch.is_some() {
+        if let Some(logged) = sighting.log {
+            if logged.indexed && format.is_some_and(is_commit_log) {
                 let session = Session::open(location, environment, &deadline).await?;
                 return Ok(Self::over(Arc::new(session), environment.clone()));
             }
@@ -57,7 +57,8 @@ impl Catalog {
             return Box::pin(Self::open(location, environment, budget)).await;
         }
         let authority = Native::open(location, sighting.epoch.unwrap_or(0), deadline).await?;
-        let opened = match ready(&authority, environment).await {
+        let log = Log::of(location, authority.deadline());
+        let opened = match ready(&authority, &log, environment).await {
             Ok(()) => Self::over(Arc::new(authority), environment.clone()),
             Err(error) => {
                 // Refused only now that it has the epoch: somebody was faster. Nothing is written.
@@ -106,6 +107,8 @@ impl Catalog {
     async fn attempt(&self, changes: &[Change]) -> Result<Option<u64>> {
         let view = self.read().await?;
         let plan = plan(&view, changes, &self.environment).await?;
+        // What it pins may be changed in place from here on.
+        drop(view);
         if self.authority.commit(&plan.anchor, plan.batch).await? == Commit::Lost {
             return Ok(None);
         }
@@ -120,10 +123,13 @@ impl Catalog {
 }
 
 /// The check under the writer's own epoch, and the bootstrap of an absent catalog.
-async fn ready(authority: &Native, environment: &Environment) -> Result<()> {
+async fn ready(authority: &Native, log: &Log, environment: &Environment) -> Result<()> {
     let records = system_records(authority.pin().await?.as_ref()).await?;
     match records.gate()? {
         Some(_) => agree(&records, authority),
+        None if log.last().await? > 0 => {
+            Err(Error::new(ErrorKind::Contended, "somebody else made the catalog, in a commit log"))
+        }
         None => bootstrap::write(authority, environment).await,
     }
 }
@@ -157,6 +163,15 @@ struct Known {
     records: SystemRecords,
 }
 
+/// How one try of a read ended.
+enum Attempt<T> {
+    Answer(T),
+    /// The index's head moved under it.
+    Moved,
+    /// The index is behind the log's floor.
+    Behind,
+}
+
 /// A read-only handle that follows the store; it writes nothing and fences nobody.
 pub struct CatalogReader {
     location: Location,
@@ -164,6 +179,8 @@ pub struct CatalogReader {
     options: DbReaderOptions,
     deadline: Deadline,
     reader: RwLock<Arc<DbReader>>,
+    /// Readers that somebody may still be reading from.
+    retired: Mutex<Vec<Arc<DbReader>>>,
     known: Mutex<Option<Known>>,
 }
 
@@ -188,6 +205,7 @@ impl CatalogReader {
             options,
             deadline,
             reader: RwLock::new(reader),
+            retired: Mutex::default(),
             known: Mutex::new(None),
         };
         handle.read(|_| async { Ok(()) }).await?;
@@ -205,44 +223,52 @@ impl CatalogReader {
         let mut reopened = false;
         for _ in 0..ATTEMPTS {
             let reader = Arc::clone(&*self.reader.read().await);
-            let index = Arc::new(StoreReader::following(reader, self.deadline.clone()));
-            let answer = match self.known_at(&index).await {
-                Ok(Some(known)) => {
-                    let (format, at) = gated(&known.records)?;
-                    let state = known
-                        .tail
-                        .as_ref()
-                        .map_or(Arc::clone(&index) as _, |tail| tail.over(Arc::clone(&index) as _));
-                    let answer = query(View::new(state, format, at)).await;
-                    if head(&index).await? != Some(known.index) {
-                        continue;
-                    }
-                    *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(known);
-                    answer
-                }
-                Ok(None) => {
-                    // The next slot is deleted: the index has gone on, and this handle has not seen it yet.
-                    self.reopen().await?;
-                    continue;
-                }
-                Err(error) => Err(error),
-            };
-            match answer {
+            let index = Arc::new(StoreReader::following(Arc::clone(&reader), self.deadline.clone()));
+            match self.attempt(&index, &query).await {
+                Ok(Attempt::Answer(answer)) => return Ok(answer),
+                Ok(Attempt::Moved) => {}
+                // The next slot is deleted: the index has gone on, and this handle has not seen it yet.
+                Ok(Attempt::Behind) => self.reopen(&reader).await?,
                 // A garbage collector may have removed what an old manifest names: once, from a new one.
                 Err(error) if error.kind() == ErrorKind::Corruption && !reopened => {
                     reopened = true;
-                    self.reopen().await?;
+                    self.reopen(&reader).await?;
                 }
-                answer => return answer,
+                Err(error) => return Err(error),
             }
         }
         Err(Error::new(ErrorKind::Unavailable, format!("the catalog moved during each of {ATTEMPTS} reads")))
     }
 
-    /// The index's head, and the records under it with those of the slots behind it: remembered while head stands, read
-    /// after it otherwise. `None` if the index is behind the log's floor.
-    async fn known_at(&self, index: &StoreReader) -> Result<Option<Known>> {
-        let Some(head) = head(index).await? else { return Err(absent()) };
+    async fn attempt<T, Q, F>(&self, index: &Arc<StoreReader>, query: &Q) -> Result<Attempt<T>>
+    where
+        Q: Fn(View) -> F,
+        F: Future<Output = Result<T>>,
+    {
+        let Some(before) = head(index).await? else {
+            return Err(without_index(self.log.last().await? > 0));
+        };
+        let answer = async {
+            let Some(known) = self.known_at(index, before).await? else { return Ok(None) };
+            let (format, at) = gated(&known.records)?;
+            let below = Arc::clone(index) as Arc<dyn Read>;
+            let state = known.tail.as_ref().map_or(Arc::clone(&below), |tail| tail.over(below));
+            let answer = query(View::new(state, format, at)).await?;
+            Ok(Some((answer, known)))
+        }
+        .await;
+        // Even an error may come of two states read as one.
+        if head(index).await? != Some(before) {
+            return Ok(Attempt::Moved);
+        }
+        let Some((answer, known)) = answer? else { return Ok(Attempt::Behind) };
+        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(known);
+        Ok(Attempt::Answer(answer))
+    }
+
+    /// The records under a head of the index, with those of the slots behind it: remembered while head stands, read anew
+    /// otherwise. `None` if the index is behind the log's floor.
+    async fn known_at(&self, index: &StoreReader, head: Head) -> Result<Option<Known>> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).clone();
         // An empty log of format 10 says nothing of its origin; the first slot will.
         let settled =
@@ -264,11 +290,17 @@ impl CatalogReader {
         Ok(Some(Known { index: head, tail: Some(tail), records }))
     }
 
-    async fn reopen(&self) -> Result<()> {
+    /// Opens the store anew, unless somebody has done so since `failed` was taken.
+    async fn reopen(&self, failed: &Arc<DbReader>) -> Result<()> {
+        let mut current = self.reader.write().await;
+        if !Arc::ptr_eq(&current, failed) {
+            return Ok(());
+        }
         let mode = DbReaderMode::FollowLatest;
         let reader = open_reader(&self.location, mode, self.options.clone(), &self.deadline).await?;
-        let old = std::mem::replace(&mut *self.reader.write().await, reader);
-        self.deadline.wait("closing a reader", old.close()).await
+        let old = std::mem::replace(&mut *current, reader);
+        self.retired.lock().unwrap_or_else(PoisonError::into_inner).push(old);
+        Ok(())
     }
 
     /// The reader below, to wait for what it sees.
@@ -278,8 +310,12 @@ impl CatalogReader {
 
     /// Closes the handle.
     pub async fn close(&self) -> Result<()> {
-        let reader = Arc::clone(&*self.reader.read().await);
-        self.deadline.wait("closing a reader", reader.close()).await
+        let mut readers = std::mem::take(&mut *self.retired.lock().unwrap_or_else(PoisonError::into_inner));
+        readers.push(Arc::clone(&*self.reader.read().await));
+        for reader in readers {
+            self.deadline.wait("closing a reader", reader.close()).await?;
+        }
+        Ok(())
     }
 }
 

@@ -125,35 +125,46 @@ async fn settled(
     budget: &Budget,
 ) -> Result<Inspection> {
     for _ in 0..ATTEMPTS {
-        let records = system_records(index.as_ref()).await?;
-        let below = Arc::clone(index) as Arc<dyn Read>;
-        let (state, found, commit_log) = match log.origin(&records, None).await? {
-            Some(origin) => {
-                let tail = behind(log, records.clone(), origin).await?;
-                let commit_log = CommitLog {
-                    origin: Some(origin),
-                    last_slot: tail.position()?,
-                    unfolded: tail.slots,
-                    floor: log.floor().await?.sequence,
-                };
-                (tail.over(below), tail.records, Some(commit_log))
-            }
-            None if records.format.as_ref().is_some_and(is_commit_log) => {
-                let floor = log.floor().await?.sequence;
-                (
-                    below,
-                    records.clone(),
-                    Some(CommitLog { origin: None, last_slot: floor, unfolded: 0, floor }),
-                )
-            }
-            None => (below, records.clone(), None),
-        };
-        let plan = planned(state.as_ref(), registry, &found, to_format, counted, budget).await;
-        if system_records(index.as_ref()).await?.head == records.head {
-            return Ok(Inspection { commit_log, ..describe(&found, registry, to_format, plan?)? });
+        let head = system_records(index.as_ref()).await.map(|records| records.head);
+        let found = settled_once(index, log, registry, to_format, counted, budget).await;
+        // The three records may have been read from two states; then head has moved.
+        let again = system_records(index.as_ref()).await.map(|records| records.head);
+        if matches!((&head, &again), (Ok(head), Ok(again)) if head == again) {
+            return found;
         }
     }
     Err(Error::new(ErrorKind::Unavailable, format!("the catalog moved during each of {ATTEMPTS} looks")))
+}
+
+async fn settled_once(
+    index: &Arc<StoreReader>,
+    log: &Log,
+    registry: &Registry,
+    to_format: u64,
+    counted: bool,
+    budget: &Budget,
+) -> Result<Inspection> {
+    let records = system_records(index.as_ref()).await?;
+    let below = Arc::clone(index) as Arc<dyn Read>;
+    let (state, found, commit_log) = match log.origin(&records, None).await? {
+        Some(origin) => {
+            let tail = behind(log, records, origin).await?;
+            let commit_log = CommitLog {
+                origin: Some(origin),
+                last_slot: tail.position()?,
+                unfolded: tail.slots,
+                floor: log.floor().await?.sequence,
+            };
+            (tail.over(below), tail.records, Some(commit_log))
+        }
+        None if records.format.as_ref().is_some_and(is_commit_log) => {
+            let floor = log.floor().await?.sequence;
+            (below, records, Some(CommitLog { origin: None, last_slot: floor, unfolded: 0, floor }))
+        }
+        None => (below, records, None),
+    };
+    let plan = planned(state.as_ref(), registry, &found, to_format, counted, budget).await?;
+    Ok(Inspection { commit_log, ..describe(&found, registry, to_format, plan)? })
 }
 
 async fn planned(

@@ -13,6 +13,8 @@ use object_store::{
     Error as ObjectError, GetOptions, ObjectStore, PutMode, PutOptions, PutPayload, UpdateVersion,
 };
 
+use tokio::time::Instant;
+
 use super::deadline::{Deadline, classify_object};
 use super::format::{LEGACY_COMMIT_LOG, SystemRecords, is_commit_log};
 use super::location::Location;
@@ -28,16 +30,13 @@ use floor::Floor;
 use slot::{CommitSlot, corrupt};
 
 /// Slots of one fetch: what is held in memory of a long tail at a time.
-const FETCH: u64 = 256;
+const FETCH: usize = 64;
 /// Slots asked for at once.
 const AT_ONCE: usize = 8;
 /// Longest wait for the answer to one create before it is sent again.
 const CREATE: Duration = Duration::from_secs(10);
 /// Longest pause before the second create of the same slot; it doubles each time, up to a second.
 const PAUSE: Duration = Duration::from_millis(20);
-
-/// What another try does not change.
-const FINAL: [ErrorKind; 3] = [ErrorKind::AccessDenied, ErrorKind::InvalidInput, ErrorKind::Corruption];
 
 /// What lies behind a folded position.
 #[derive(Debug)]
@@ -85,10 +84,10 @@ impl Log {
         self.folder.clone().join("floor")
     }
 
-    /// Sequences of the slots behind `after`, ascending, also of those that the floor has made void; and whether there is
-    /// a floor.
-    async fn listed(&self, after: u64) -> Result<(Vec<u64>, bool)> {
-        let list = self.store.list_with_offset(Some(&self.folder), &self.path(after));
+    /// Sequences of slots behind `after`, ascending, also of those that the floor has made void, of at most `most` objects;
+    /// and whether a floor was among these.
+    async fn listed(&self, after: u64, most: usize) -> Result<(Vec<u64>, bool)> {
+        let list = self.store.list_with_offset(Some(&self.folder), &self.path(after)).take(most);
         let names: Vec<_> = self
             .deadline
             .object("listing the commit log", list.map_ok(|object| object.location).try_collect())
@@ -134,33 +133,28 @@ impl Log {
 
     /// The sequence of the last slot, or the floor if that is higher; 0 for a log that never was.
     pub async fn last(&self) -> Result<u64> {
-        let (sequences, _) = self.listed(0).await?;
+        let (sequences, _) = self.listed(0, usize::MAX).await?;
         Ok(sequences.last().copied().unwrap_or(0).max(self.floor().await?.sequence))
     }
 
     /// The next slots behind a folded position. A missing slot above the floor is `Corruption`.
     pub async fn beyond(&self, folded: u64) -> Result<Beyond> {
-        let (sequences, floored) = self.listed(folded).await?;
-        // In this order: what was deleted by the time of the list was below the floor by then.
-        if floored && self.floor().await?.sequence > folded {
-            return Ok(Beyond::Truncated);
-        }
-        let Some(last) = sequences.last() else { return Ok(Beyond::Slots(Vec::new())) };
-        let wanted = folded + 1..=(*last).min(folded.saturating_add(FETCH));
-        let slots: Vec<_> = futures::stream::iter(wanted)
+        // Some of them are enough: below any of these there is no gap.
+        let (sequences, floored) = self.listed(folded, FETCH).await?;
+        let last = sequences.last().map_or(folded, |last| (*last).min(folded.saturating_add(FETCH as u64)));
+        let slots: Vec<_> = futures::stream::iter(folded + 1..=last)
             .map(|sequence| async move { Ok::<_, Error>((sequence, self.slot(sequence).await?)) })
             .buffered(AT_ONCE)
             .try_collect()
             .await?;
-        let mut found = Vec::with_capacity(slots.len());
-        for (sequence, slot) in slots {
-            match slot {
-                Some(slot) => found.push((sequence, slot)),
-                None if self.floor().await?.sequence >= sequence => return Ok(Beyond::Truncated),
-                None => return Err(corrupt(sequence, &format!("it is missing, and slot {last} is there"))),
-            }
+        // After the reads: a slot that was deleted, and one that came in its place, were below the floor by then.
+        if (floored || last > folded) && self.floor().await?.sequence > folded {
+            return Ok(Beyond::Truncated);
         }
-        Ok(Beyond::Slots(found))
+        let missing = |sequence| corrupt(sequence, "it is missing, and later ones are there");
+        let there =
+            slots.into_iter().map(|(sequence, slot)| Ok((sequence, slot.ok_or_else(|| missing(sequence))?)));
+        there.collect::<Result<_>>().map(Beyond::Slots)
     }
 
     /// `batch_seq` at which the log of a catalog with these records began; `None` for a native catalog, and for one of
@@ -175,30 +169,12 @@ impl Log {
             Some(origin) => Some(origin),
             None => self.origin_of_first_slot().await?,
         };
-        let origin = match (known, asked) {
-            (Some(known), Some(asked)) if known != asked => {
-                return Err(Error::new(
-                    ErrorKind::InvalidInput,
-                    format!("the commit log began at batch {known}, not at {asked}"),
-                )
-                .next(format!("--commit-log-origin {known}, or leave it out")));
-            }
-            (Some(known), _) => known,
-            (None, Some(asked)) => asked,
-            (None, None) => return Ok(None),
-        };
-        if origin > batch_seq {
-            return Err(Error::new(
-                if known.is_some() { ErrorKind::Corruption } else { ErrorKind::InvalidInput },
-                format!("the index is at batch {batch_seq}, before {origin} where its commit log began"),
-            ));
-        }
-        Ok(Some(origin))
+        agreed(known, asked, batch_seq)
     }
 
     async fn origin_of_first_slot(&self) -> Result<Option<u64>> {
         let floor = self.floor().await?.sequence;
-        let (sequences, _) = self.listed(floor).await?;
+        let (sequences, _) = self.listed(floor, usize::MAX).await?;
         let Some(first) = sequences.first().copied() else { return Ok(None) };
         let Some(slot) = self.slot(first).await? else { return Ok(None) };
         let origin = slot.base_batch_seq.checked_add(1).and_then(|next| next.checked_sub(first));
@@ -206,58 +182,65 @@ impl Log {
     }
 
     /// Creates a slot, and finds out whose it is. A create without an answer is sent again with the same bytes until
-    /// there is a slot; only a deadline ends that, with `OutcomeUnknown`, since an absent slot may still arrive.
+    /// there is a slot; only the deadline ends that, with `OutcomeUnknown`, since an absent slot may still arrive.
     pub async fn win(&self, sequence: u64, slot: &CommitSlot, environment: &Environment) -> Result<Won> {
         let bytes = slot.encode();
-        let mut pause = PAUSE;
+        let end = Instant::now() + self.deadline.left();
+        let (mut pause, mut patience) = (PAUSE, CREATE);
+        let mut why = self.create(sequence, &bytes, patience).await?;
         loop {
-            let unknown = match self.settled(sequence, slot, &bytes).await {
+            match self.whose(sequence, slot).await {
                 Ok(Some(won)) => return Ok(won),
-                Ok(None) => None,
-                Err(error) if FINAL.contains(&error.kind()) => return Err(error),
-                Err(error) => Some(error),
-            };
-            if self.deadline.left() <= pause {
-                let why = unknown.map_or_else(String::new, |error| format!(" ({})", error.message()));
-                return Err(Error::new(
-                    ErrorKind::OutcomeUnknown,
-                    format!("slot {sequence} was sent without an answer{why}; it may be there later"),
-                )
-                .next("run the same command again; it sees what has landed and goes on from there"));
+                Ok(None) => {}
+                // Whatever it is, the slot may be there.
+                Err(error) => why = Some(error),
+            }
+            if Instant::now() + pause >= end {
+                let why = why.map_or_else(String::new, |error| format!(" ({})", error.message()));
+                return Err(unknown(sequence, &why));
             }
             tokio::time::sleep(environment.jitter(pause)).await;
             pause = (pause * 2).min(Duration::from_secs(1));
+            patience = (patience * 2).min(self.deadline.left());
+            if let Ok(Some(error)) | Err(error) = self.create(sequence, &bytes, patience).await {
+                why = Some(error);
+            }
         }
     }
 
-    /// One try; `None` if the slot is absent after it.
-    async fn settled(&self, sequence: u64, slot: &CommitSlot, bytes: &Bytes) -> Result<Option<Won>> {
+    /// Sends a create: an error if it was rejected, else why there was no answer.
+    async fn create(&self, sequence: u64, bytes: &Bytes, patience: Duration) -> Result<Option<Error>> {
         let path = self.path(sequence);
+        let what = format!("creating slot {sequence}");
         let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
         let create = self.store.put_opts(&path, PutPayload::from(bytes.clone()), options);
-        let created = match tokio::time::timeout(CREATE.min(self.deadline.left()), create).await {
-            Ok(Ok(_)) => true,
-            Ok(Err(ObjectError::AlreadyExists { .. } | ObjectError::Precondition { .. })) | Err(_) => false,
+        match tokio::time::timeout(patience.min(self.deadline.left()), create).await {
+            Ok(Ok(_) | Err(ObjectError::AlreadyExists { .. } | ObjectError::Precondition { .. })) => Ok(None),
             Ok(Err(error)) => {
-                let error = classify_object(&format!("creating slot {sequence}"), error);
-                if FINAL.contains(&error.kind()) {
-                    return Err(error);
+                let error = classify_object(&what, error);
+                match error.kind() {
+                    ErrorKind::AccessDenied | ErrorKind::InvalidInput => Err(error),
+                    _ => Ok(Some(error)),
                 }
-                tracing::debug!(%error, sequence, "a create without an answer");
-                false
             }
-        };
-        let mine = if created {
-            Some(true)
-        } else {
-            self.slot(sequence).await?.map(|there| there.transaction_id == slot.transaction_id)
-        };
+            Err(_) => Ok(Some(Error::new(ErrorKind::Unavailable, format!("{what}: no answer")))),
+        }
+    }
+
+    /// Whose a slot is; `None` while it is absent.
+    async fn whose(&self, sequence: u64, slot: &CommitSlot) -> Result<Option<Won>> {
+        let mine = self.slot(sequence).await?.map(|there| there.transaction_id == slot.transaction_id);
         // A slot at or below the floor was deleted before, and whoever creates it again has lost.
         let floor = self.floor().await?;
-        if floor.sequence >= sequence {
-            let mine = floor.remembers(sequence, &slot.transaction_id);
-            return Ok(Some(if mine { Won::Mine } else { Won::Lost }));
-        }
+        let mine =
+            if floor.sequence < sequence {
+                mine
+            } else {
+                let folded = floor.remembers(sequence, &slot.transaction_id);
+                Some(folded.ok_or_else(|| {
+                    unknown(sequence, "; it is further below the floor than that remembers")
+                })?)
+            };
         Ok(mine.map(|mine| if mine { Won::Mine } else { Won::Lost }))
     }
 
@@ -283,20 +266,23 @@ impl Log {
                 other => other,
             }
         };
-        match self.deadline.object("raising the floor of the commit log", raised).await {
-            Ok(_) => Ok(floor),
-            // Whatever is there now has to be at least as high.
-            Err(error) => match self.floor().await? {
-                there if there.sequence >= floor.sequence => Ok(there),
-                _ => Err(error),
-            },
+        let raised = self.deadline.object("raising the floor of the commit log", raised).await;
+        // Whatever the answer: what is there now has to be at least as high before anything is deleted.
+        let there = self.floor().await?;
+        match raised {
+            _ if there.sequence >= floor.sequence => Ok(there),
+            Err(error) => Err(error),
+            Ok(_) => {
+                Err(Error::new(ErrorKind::Contended, "somebody else lowered the floor of the commit log")
+                    .next("run the same command again"))
+            }
         }
     }
 
     /// Deletes slots up to the floor, and says how many.
     pub async fn clear(&self) -> Result<u64> {
         let floor = self.floor().await?.sequence;
-        let (sequences, _) = self.listed(0).await?;
+        let (sequences, _) = self.listed(0, usize::MAX).await?;
         let gone: Vec<_> = sequences.into_iter().filter(|sequence| *sequence <= floor).collect();
         let paths: Vec<_> = gone.iter().map(|sequence| Ok(self.path(*sequence))).collect();
         let paths = futures::stream::iter(paths).boxed();
@@ -304,6 +290,44 @@ impl Log {
         self.deadline.object("deleting slots below the floor", deleted).await?;
         Ok(gone.len() as u64)
     }
+}
+
+fn unknown(sequence: u64, why: &str) -> Error {
+    Error::new(
+        ErrorKind::OutcomeUnknown,
+        format!("slot {sequence} was sent, and whether it counts is not known{why}"),
+    )
+    .next("look at the catalog: what has landed is there; then run the same command again")
+}
+
+/// The origin that is known, or else asked for; both have to agree, and to lie before the index.
+pub(super) fn agreed(known: Option<u64>, asked: Option<u64>, batch_seq: u64) -> Result<Option<u64>> {
+    let origin = match (known, asked) {
+        (Some(known), Some(asked)) if known != asked => {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                format!("the commit log began at batch {known}, not at {asked}"),
+            )
+            .next(format!("--commit-log-origin {known}, or leave it out")));
+        }
+        (known, asked) => known.or(asked),
+    };
+    match origin {
+        Some(origin) if origin > batch_seq => Err(Error::new(
+            if known.is_some() { ErrorKind::Corruption } else { ErrorKind::InvalidInput },
+            format!("the index is at batch {batch_seq}, before {origin} where its commit log began"),
+        )),
+        origin => Ok(origin),
+    }
+}
+
+/// The refusal of whoever goes on with a log that has ended.
+pub(super) fn ended() -> Error {
+    Error::new(
+        ErrorKind::AuthorityChanged,
+        "the catalog is no longer kept in the commit log that was opened; nothing more was written",
+    )
+    .next("run the same command again, or open the catalog again")
 }
 
 /// The refusal of a catalog of format 10 that nobody can say the origin of.

@@ -14,7 +14,7 @@ use super::format::{SystemRecords, is_commit_log};
 use super::key::{Key, System};
 use super::location::Location;
 use super::log::Log;
-use super::log::tail::Tail;
+use super::log::tail::{Tail, has_ended, last_records};
 use super::read::{Read, StoreReader};
 use crate::{Error, ErrorKind, Result};
 
@@ -94,6 +94,8 @@ pub struct Logged {
     pub origin: Option<u64>,
     /// Slots that the index has not folded.
     pub unfolded: u64,
+    /// Whether there is an index; a log can be had without one.
+    pub indexed: bool,
 }
 
 /// Reads the manifest and refuses a database that is no catalog.
@@ -125,26 +127,40 @@ pub async fn look(location: &Location, deadline: &Deadline) -> Result<Sighting> 
 
 async fn look_once(location: &Location, deadline: &Deadline) -> Result<Sighting> {
     let log = Log::of(location, deadline);
-    let Some(manifest) = manifest(location, deadline).await? else {
-        let tail = behind(&log, SystemRecords::default(), 0).await?;
-        let logged = Logged { origin: Some(0), unfolded: tail.slots };
-        let log = (tail.slots > 0).then_some(logged);
-        return Ok(Sighting { epoch: None, records: tail.records, log });
+    let (epoch, records) = match manifest(location, deadline).await? {
+        None => (None, SystemRecords::default()),
+        Some(manifest) => {
+            let options = DbReaderOptions::default();
+            let reader = open_reader(location, DbReaderMode::FollowLatest, options, deadline).await?;
+            let index = StoreReader::following(Arc::clone(&reader), deadline.clone());
+            let records = system_records(&index).await;
+            deadline.wait("closing the reader", reader.close()).await?;
+            (Some(manifest.writer_epoch()), records?)
+        }
     };
-    let reader =
-        open_reader(location, DbReaderMode::FollowLatest, DbReaderOptions::default(), deadline).await?;
-    let records = system_records(&StoreReader::following(Arc::clone(&reader), deadline.clone())).await;
-    deadline.wait("closing the reader", reader.close()).await?;
-    let (epoch, records) = (Some(manifest.writer_epoch()), records?);
-    if !records.format.as_ref().is_some_and(is_commit_log) {
-        return Ok(Sighting { epoch, records, log: None });
+    let indexed = records.format.is_some();
+    let origin = match &records.format {
+        None => Some(0),
+        Some(format) if is_commit_log(format) => log.origin(&records, None).await?,
+        Some(_) => return Ok(Sighting { epoch, records, log: None }),
+    };
+    let Some(origin) = origin else {
+        let log = Some(Logged { origin, unfolded: 0, indexed });
+        return Ok(Sighting { epoch, records, log });
+    };
+    let position = records.head.unwrap_or_default().batch_seq.saturating_sub(origin);
+    let Some((records, unfolded)) = last_records(&log, records, origin).await? else {
+        return Err(index_behind(position));
+    };
+    if !indexed && has_ended(&records) {
+        return Err(Error::new(
+            ErrorKind::Corruption,
+            "there is no index, and its commit log ended when the catalog became native: what came after was in the index alone",
+        )
+        .next("bring back a copy of the SlateDB store"));
     }
-    let Some(origin) = log.origin(&records, None).await? else {
-        return Ok(Sighting { epoch, records, log: Some(Logged { origin: None, unfolded: 0 }) });
-    };
-    let tail = behind(&log, records, origin).await?;
-    let logged = Logged { origin: Some(origin), unfolded: tail.slots };
-    Ok(Sighting { epoch, records: tail.records, log: Some(logged) })
+    let log = (indexed || unfolded > 0).then_some(Logged { origin: Some(origin), unfolded, indexed });
+    Ok(Sighting { epoch, records, log })
 }
 
 /// The slots behind an index that was just opened.

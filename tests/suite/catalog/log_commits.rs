@@ -14,8 +14,8 @@ use metashift::catalog::driver::{self, Request};
 use metashift::catalog::handle::{Catalog, CatalogReader};
 use metashift::catalog::key::System;
 use metashift::catalog::location::Location;
-use metashift::catalog::log::Log;
 use metashift::catalog::log::slot::CommitSlot;
+use metashift::catalog::log::{Log, lifecycle};
 use metashift::catalog::read::Read;
 use metashift::catalog::seed::Seed;
 use metashift::catalog::store::{Ending, look};
@@ -250,6 +250,36 @@ async fn a_slot_taken_by_another_migrator_in_the_middle_of_a_unit_is_folded_and_
         finish(&shared, 12).await;
         assert!(dump(&shared).await == expected, "commit {at_commit}: a record twice, or missing");
     }
+}
+
+#[tokio::test]
+async fn a_migrator_that_is_overtaken_by_a_truncation_is_fenced_and_by_a_demotion_refuses_to_go_on() {
+    let store = logged(seed(11)).await;
+    let (lost, overtaken) = raced(&store, |commit| {
+        let store = &store;
+        async move {
+            if commit == 1 {
+                create_schema(store, "overtakes").await.unwrap();
+                lifecycle::truncate(&at(store), 0, false, &environment(), &budget()).await.unwrap();
+            }
+        }
+    })
+    .await;
+    assert_eq!((lost, kind(&overtaken)), (1, ErrorKind::Fenced));
+    let (lost, demoted) = raced(&store, |commit| {
+        let store = &store;
+        async move {
+            if commit == 1 {
+                lifecycle::demote(&at(store), false, &environment(), &budget()).await.unwrap();
+            }
+        }
+    })
+    .await;
+    assert_eq!((lost, kind(&demoted)), (1, ErrorKind::AuthorityChanged));
+    // The first run's create came after the floor had passed: it counts for nothing.
+    assert_eq!(slots(&store).await, [1, 2], "nothing behind the end of the log");
+    let records = records(&dump(&store).await);
+    assert_eq!((records.format.unwrap().format_version, records.marker), (11, None));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

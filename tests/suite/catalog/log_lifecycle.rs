@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::TryStreamExt;
 use metashift::ErrorKind;
+use metashift::catalog::abandon::abandon;
 use metashift::catalog::checkpoints::{self, LOG_BASE};
 use metashift::catalog::commit::Change;
 use metashift::catalog::deadline::Deadline;
@@ -11,14 +13,16 @@ use metashift::catalog::driver::Request;
 use metashift::catalog::handle::{Catalog, CatalogReader};
 use metashift::catalog::location::Location;
 use metashift::catalog::log::Log;
+use metashift::catalog::log::floor::Floor;
 use metashift::catalog::log::lifecycle::{adopt, create, demote, truncate};
 use metashift::catalog::log::tail::Tail;
 use metashift::catalog::read::{Fetch, Range, Read, StoreReader};
 use metashift::catalog::seed::Seed;
 use metashift::catalog::store::system_records;
+use metashift::catalog::units::Registry;
 use metashift::crash::with_hook;
-use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt};
+use metashift::step::Budget;
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 
 use super::support::{
     Meddle, Mortal, PATH, at, budget, commit_log, content, copied, create_schema, dump, environment, finish,
@@ -47,15 +51,7 @@ async fn a_catalog_born_in_a_log_is_rebuilt_from_its_slots_alone() {
     finish(&store, 12).await;
     create_schema(&store, "four").await.unwrap();
     let whole = dump(&store).await;
-    let index: Vec<Path> =
-        futures::TryStreamExt::try_collect(futures::TryStreamExt::map_ok(store.list(None), |object| {
-            object.location
-        }))
-        .await
-        .unwrap();
-    for path in index.iter().filter(|path| !path.as_ref().contains("commits/")) {
-        store.delete(path).await.unwrap();
-    }
+    lose_index(&store).await;
     let read = CatalogReader::open(&at(&store), POLL, &budget()).await;
     assert_eq!(kind(&read), ErrorKind::Unavailable);
     let again = create(&at(&store), &environment(), &budget()).await.unwrap();
@@ -73,8 +69,10 @@ async fn a_creation_that_dies_at_any_write_is_completed_by_the_next() {
         let first = super::support::outlived(&mortal, create(&location, &environment(), &budget())).await;
         mortal.kill();
         // A commit opens what is there of it, and builds the index if need be; without a slot there is nothing yet.
-        let made = create(&at(&store), &environment(), &budget()).await.unwrap();
-        assert_eq!((made.format, made.origin, made.last_slot), (11, Some(0), 1), "{writes}");
+        if slots(&store).await.is_empty() {
+            let made = create(&at(&store), &environment(), &budget()).await.unwrap();
+            assert_eq!((made.format, made.origin, made.last_slot), (11, Some(0), 1), "{writes}");
+        }
         create_schema(&store, "first").await.unwrap();
         assert_eq!(slots(&store).await, [1, 2]);
         if let Some(first) = first {
@@ -83,6 +81,43 @@ async fn a_creation_that_dies_at_any_write_is_completed_by_the_next() {
             return;
         }
     }
+}
+
+async fn lose_index(store: &Arc<dyn ObjectStore>) {
+    let objects: Vec<ObjectMeta> = store.list(None).try_collect().await.unwrap();
+    for object in objects.iter().filter(|object| !object.location.as_ref().contains("commits/")) {
+        store.delete(&object.location).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_rebuild_that_dies_at_any_write_is_completed_by_whoever_opens_the_catalog() {
+    let store = memory();
+    create(&at(&store), &environment(), &budget()).await.unwrap();
+    create_schema(&store, "one").await.unwrap();
+    finish(&store, 12).await;
+    create_schema(&store, "two").await.unwrap();
+    let whole = dump(&store).await;
+    lose_index(&store).await;
+    for writes in 0.. {
+        let shared = copied(&store).await;
+        let mortal = Mortal::with_writes(Arc::clone(&shared), writes);
+        let location = Location::new(Arc::clone(&mortal) as _, PATH);
+        let ended = super::support::outlived(&mortal, create(&location, &environment(), &budget())).await;
+        mortal.kill();
+        let catalog = Catalog::open(&at(&shared), &environment(), &budget()).await.unwrap();
+        catalog.close().await.unwrap();
+        assert!(dump(&shared).await == whole, "{writes}");
+        if ended.is_some() {
+            break;
+        }
+    }
+    // A log that has ended does not hold what came after it.
+    create(&at(&store), &environment(), &budget()).await.unwrap();
+    demote(&at(&store), false, &environment(), &budget()).await.unwrap();
+    lose_index(&store).await;
+    assert_eq!(kind(&Catalog::open(&at(&store), &environment(), &budget()).await), ErrorKind::Corruption);
+    assert_eq!(kind(&create(&at(&store), &environment(), &budget()).await), ErrorKind::Corruption);
 }
 
 #[tokio::test]
@@ -354,6 +389,9 @@ async fn format_ten_without_an_origin_takes_it_from_the_operator_or_the_first_sl
     let refused = migrate(&watched, &Request::to(12), budget()).await;
     assert_eq!(kind(&refused), ErrorKind::Migration);
     assert!(refused.unwrap_err().next_step().unwrap().contains("--commit-log-origin"));
+    let asked = Request { commit_log_origin: Some(head.batch_seq + 1), ..Request::to(12) };
+    assert_eq!(kind(&migrate(&watched, &asked, budget()).await), ErrorKind::InvalidInput);
+    assert_eq!(mortal.writes(), 0, "refused before anybody is fenced");
     let reader = CatalogReader::open(&at(&store), POLL, &budget()).await.unwrap();
     assert_eq!(reader.read(|view| async move { Ok(view.format()) }).await.unwrap(), 10);
     assert_eq!(kind(&create_schema(&store, "no origin").await), ErrorKind::Migration);
@@ -384,6 +422,9 @@ async fn format_ten_without_an_origin_takes_it_from_the_operator_or_the_first_sl
     assert!(seen);
     let wrong = Request { commit_log_origin: Some(head.batch_seq - 1), ..Request::to(12) };
     assert_eq!(kind(&migrate(&at(&told), &wrong, budget()).await), ErrorKind::InvalidInput);
+    // What says the origin is not deleted.
+    truncate(&at(&told), 0, false, &environment(), &budget()).await.unwrap();
+    assert_eq!(slots(&told).await, [1]);
     finish(&told, 12).await;
     let format = records(&dump(&told).await).format.unwrap();
     assert_eq!((format.format_version, format.commit_log_batch_origin), (12, Some(head.batch_seq)));
@@ -392,4 +433,128 @@ async fn format_ten_without_an_origin_takes_it_from_the_operator_or_the_first_sl
 async fn reader_sees(store: &Arc<dyn ObjectStore>, name: &str) -> bool {
     let reader = CatalogReader::open(&at(store), POLL, &budget()).await.unwrap();
     reader.read(|view| async move { view.schema_named(name).await }).await.unwrap().is_some()
+}
+
+#[tokio::test]
+async fn a_stray_that_is_read_in_place_of_the_slot_that_was_listed_is_not_folded() {
+    let store = logged(Seed::small(11)).await;
+    let (late, behind) = (Mortal::new(Arc::clone(&store)), Mortal::new(Arc::clone(&store)));
+    let through = |mortal: &Arc<Mortal>| Location::new(Arc::clone(mortal) as _, PATH);
+    let frozen = Catalog::open(&through(&late), &environment(), &budget()).await.unwrap();
+    let session = Catalog::open(&through(&behind), &environment(), &budget()).await.unwrap();
+    late.meddle(1, Meddle::HoldRequest);
+    let lost = tokio::spawn(async move { frozen.commit(&schema("late")).await });
+    late.held.acquire().await.unwrap().forget();
+    create_schema(&store, "first").await.unwrap();
+    behind.hold_read();
+    let read = tokio::spawn(async move { session.read().await });
+    behind.held.acquire().await.unwrap().forget();
+    truncate(&at(&store), 0, false, &environment(), &budget()).await.unwrap();
+    late.released.add_permits(1);
+    lost.await.unwrap().unwrap();
+    behind.released.add_permits(1);
+    let view = read.await.unwrap().unwrap();
+    assert_eq!(view.head().batch_seq, 7 + 2);
+    for name in ["first", "late"] {
+        assert!(view.schema_named(name).await.unwrap().is_some(), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_slot_that_is_further_below_the_floor_than_it_remembers_is_an_unknown_outcome() {
+    let store = logged(Seed::small(11)).await;
+    let mortal = Mortal::new(Arc::clone(&store));
+    let location = Location::new(Arc::clone(&mortal) as _, PATH);
+    let until = environment().now() + Duration::from_secs(3);
+    let short = Budget::until(environment(), until);
+    let slow = Catalog::open(&location, &environment(), &short).await.unwrap();
+    mortal.meddle(1, Meddle::HoldAnswer);
+    let unknown = tokio::spawn(async move { slow.commit(&schema("slow")).await });
+    mortal.held.acquire().await.unwrap().forget();
+    let log = Log::of(&at(&store), &Deadline::of(&budget()));
+    log.raise(Floor { sequence: 1, transaction_ids: Vec::new() }).await.unwrap();
+    mortal.released.add_permits(1);
+    assert_eq!(kind(&unknown.await.unwrap()), ErrorKind::OutcomeUnknown);
+}
+
+#[tokio::test]
+async fn a_session_from_before_a_demotion_finds_out_wherever_it_stands() {
+    let environment = environment();
+    for truncated in [false, true] {
+        for adopted in [false, true] {
+            let store = logged(Seed::small(11)).await;
+            let session = Catalog::open(&at(&store), &environment, &budget()).await.unwrap();
+            for name in ["one", "two"] {
+                create_schema(&store, name).await.unwrap();
+            }
+            if truncated {
+                truncate(&at(&store), 0, false, &environment, &budget()).await.unwrap();
+            }
+            demote(&at(&store), false, &environment, &budget()).await.unwrap();
+            if adopted {
+                create_schema(&store, "native").await.unwrap();
+                adopt(&at(&store), false, &environment, &budget()).await.unwrap();
+                create_schema(&store, "three").await.unwrap();
+            }
+            let when = format!("truncated: {truncated}, adopted again: {adopted}");
+            let (read, commit) = (session.read().await, session.commit(&schema("late")).await);
+            assert_eq!(kind(&read), ErrorKind::AuthorityChanged, "{when}");
+            assert_eq!(kind(&commit), ErrorKind::AuthorityChanged, "{when}");
+            create_schema(&store, "four").await.unwrap();
+            let catalog = Catalog::open(&at(&store), &environment, &budget()).await.unwrap();
+            assert!(catalog.read().await.unwrap().schema_named("late").await.unwrap().is_none(), "{when}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reads_at_once_of_one_handle_all_go_on_after_a_truncation() {
+    let store = logged(Seed::small(11)).await;
+    let reader = Arc::new(CatalogReader::open(&at(&store), POLL, &budget()).await.unwrap());
+    for round in 0..3 {
+        for number in 0..3 {
+            create_schema(&store, &format!("{round}/{number}")).await.unwrap();
+        }
+        truncate(&at(&store), 0, false, &environment(), &budget()).await.unwrap();
+        let reads = (0..16).map(|_| {
+            let reader = Arc::clone(&reader);
+            tokio::spawn(async move {
+                reader.read(|view| async move { view.schemas(view.head().snapshot_id).await }).await
+            })
+        });
+        for read in futures::future::join_all(reads).await {
+            let schemas = read.unwrap().unwrap();
+            let added = schemas.iter().filter(|schema| schema.schema_name.contains('/')).count();
+            assert_eq!(added, 3 * (round + 1));
+        }
+    }
+    reader.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_unfinished_directory_unit_is_abandoned_through_the_log_at_whatever_write_it_dies() {
+    let seed = Seed { delete_files: 700, ..Seed::small(11) };
+    let store = logged(seed).await;
+    let (before, shown) = (content(&dump(&store).await), history(&store).await);
+    super::support::dying_at(&store, &Request::to(12), budget(), "catalog-stepped", 2).await;
+    let (registry, environment) = (Registry::shipped(), environment());
+    for writes in 0.. {
+        let shared = copied(&store).await;
+        let mortal = Mortal::with_writes(Arc::clone(&shared), writes);
+        let location = Location::new(Arc::clone(&mortal) as _, PATH);
+        let work = abandon(&location, &registry, &environment, budget());
+        let ended = super::support::outlived(&mortal, work).await;
+        mortal.kill();
+        if records(&dump(&shared).await).marker.is_some() {
+            abandon(&at(&shared), &registry, &environment, budget()).await.unwrap();
+        }
+        assert!(content(&dump(&shared).await) == before, "{writes}");
+        create_schema(&shared, "after").await.unwrap();
+        finish(&shared, 12).await;
+        assert_eq!(history(&shared).await, shown, "{writes}");
+        if ended.is_some() {
+            assert!(writes > 2);
+            break;
+        }
+    }
 }

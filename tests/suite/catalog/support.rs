@@ -44,6 +44,7 @@ pub(crate) struct Mortal {
     missing: AtomicU64,
     slots: AtomicU64,
     meddling: Mutex<Option<(u64, Meddle)>>,
+    hold_read: AtomicBool,
     /// A create was held, and may go on.
     pub(crate) held: Semaphore,
     pub(crate) released: Semaphore,
@@ -102,6 +103,7 @@ impl Mortal {
             missing: AtomicU64::new(0),
             slots: AtomicU64::new(0),
             meddling: Mutex::new(None),
+            hold_read: AtomicBool::new(false),
             held: Semaphore::new(0),
             released: Semaphore::new(0),
             arrived: Semaphore::new(0),
@@ -121,6 +123,11 @@ impl Mortal {
     /// From here on no slot arrives, and its sender hears nothing of it.
     pub(crate) fn drop_slots(&self) {
         self.meddle(0, Meddle::Drop);
+    }
+
+    /// Holds the next read of a slot on its way.
+    pub(crate) fn hold_read(&self) {
+        self.hold_read.store(true, Ordering::SeqCst);
     }
 
     fn meddling_with(&self, location: &Path) -> Option<Meddle> {
@@ -222,6 +229,9 @@ impl ObjectStore for Mortal {
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> object_store::Result<GetResult> {
         self.answers(self.alive()).await?;
+        if location.as_ref().contains("commits/0") && self.hold_read.swap(false, Ordering::SeqCst) {
+            self.hold().await;
+        }
         let misses = |left: u64| left.checked_sub(1);
         if location.as_ref().ends_with(".sst")
             && self.missing.fetch_update(Ordering::SeqCst, Ordering::SeqCst, misses).is_ok()

@@ -11,12 +11,13 @@ use tokio::sync::Mutex;
 use super::{Commit, CommitAuthority, Native};
 use crate::catalog::batch::{Anchor, Batch};
 use crate::catalog::deadline::Deadline;
-use crate::catalog::format::{SystemRecords, is_commit_log};
+use crate::catalog::format::SystemRecords;
 use crate::catalog::location::Location;
 use crate::catalog::log::slot::CommitSlot;
-use crate::catalog::log::{Beyond, Log, Won, origin_unknown};
+use crate::catalog::log::tail::has_ended;
+use crate::catalog::log::{Beyond, Log, Won, ended, origin_unknown};
 use crate::catalog::read::Read;
-use crate::catalog::store::{Ending, index_behind, system_records};
+use crate::catalog::store::{Ending, index_behind, manifest, system_records};
 use crate::environment::Environment;
 use crate::{Error, ErrorKind, Result, crash};
 
@@ -24,6 +25,8 @@ use crate::{Error, ErrorKind, Result, crash};
 ///
 /// Slots need no epoch: what a fenced folder wins still counts, and whoever took the index folds it.
 pub struct Folder {
+    location: Location,
+    epoch: u64,
     index: Native,
     log: Log,
     origin: u64,
@@ -53,6 +56,7 @@ impl Folder {
             let records = system_records(index.pin().await?.as_ref()).await?;
             let origin = match &records.format {
                 None => Some(0),
+                Some(_) if has_ended(&records) => return Err(ended()),
                 Some(_) => log.origin(&records, asked_origin).await?,
             };
             Ok((records, origin.ok_or_else(origin_unknown)?))
@@ -64,8 +68,9 @@ impl Folder {
                 return Err(error);
             }
         };
-        let environment = environment.clone();
-        let folder = Self { index, log, origin, environment, folded: Mutex::new(records) };
+        let (location, environment) = (location.clone(), environment.clone());
+        let folder =
+            Self { location, epoch: epoch + 1, index, log, origin, environment, folded: Mutex::new(records) };
         if let Err(error) = folder.fold(&mut *folder.folded.lock().await).await {
             folder.close(Ending::Abandoned).await?;
             return Err(error);
@@ -81,7 +86,7 @@ impl Folder {
 
     /// Whether the folded catalog is a native one: its log has been demoted.
     pub async fn is_demoted(&self) -> bool {
-        self.folded.lock().await.format.as_ref().is_some_and(|format| !is_commit_log(format))
+        has_ended(&*self.folded.lock().await)
     }
 
     /// The log below.
@@ -90,20 +95,36 @@ impl Folder {
     }
 
     async fn fold(&self, records: &mut SystemRecords) -> Result<()> {
-        loop {
+        while !has_ended(records) {
             let position = records.head.unwrap_or_default().batch_seq.saturating_sub(self.origin);
-            match self.log.beyond(position).await? {
-                Beyond::Truncated => return Err(index_behind(position)),
-                Beyond::Slots(slots) if slots.is_empty() => return Ok(()),
-                Beyond::Slots(slots) => {
-                    for (sequence, slot) in slots {
-                        let after = slot.follow(records, self.origin, sequence)?;
-                        self.apply(slot).await?;
-                        *records = after;
-                    }
+            let slots = match self.log.beyond(position).await? {
+                Beyond::Truncated => return Err(self.left_behind(position).await?),
+                Beyond::Slots(slots) if slots.is_empty() => break,
+                Beyond::Slots(slots) => slots,
+            };
+            for (sequence, slot) in slots {
+                let after = slot.follow(records, self.origin, sequence)?;
+                self.apply(slot).await?;
+                *records = after;
+                if has_ended(records) {
+                    break;
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Why the next slot is deleted: somebody else has the index, or this one is an old copy.
+    async fn left_behind(&self, position: u64) -> Result<Error> {
+        let there = manifest(&self.location, self.index.deadline()).await?;
+        if there.is_some_and(|manifest| manifest.writer_epoch() > self.epoch) {
+            return Ok(Error::new(
+                ErrorKind::Fenced,
+                "another process has folded and truncated the commit log",
+            )
+            .next("see what it does, then run the same command again"));
+        }
+        Ok(index_behind(position))
     }
 
     /// One write a slot.
@@ -168,6 +189,9 @@ pub(super) fn next(
     origin: u64,
     batch: Batch,
 ) -> Result<(u64, CommitSlot, SystemRecords)> {
+    if has_ended(records) {
+        return Err(ended());
+    }
     let base = records.head.unwrap_or_default().batch_seq;
     let slot = CommitSlot::new(environment.number(), base, batch);
     let sequence = (base + 1).saturating_sub(origin);

@@ -12,10 +12,9 @@ use tokio::sync::Mutex;
 use super::{Commit, CommitAuthority};
 use crate::catalog::batch::{Anchor, Batch};
 use crate::catalog::deadline::Deadline;
-use crate::catalog::format::is_commit_log;
 use crate::catalog::location::Location;
-use crate::catalog::log::tail::Tail;
-use crate::catalog::log::{Log, Won, origin_unknown};
+use crate::catalog::log::tail::{Tail, has_ended};
+use crate::catalog::log::{Log, Won, ended, origin_unknown};
 use crate::catalog::read::{Read, StoreReader};
 use crate::catalog::store::{Ending, behind, index_behind, open_reader, system_records};
 use crate::environment::Environment;
@@ -23,6 +22,9 @@ use crate::{Error, ErrorKind, Result};
 
 /// How often the index is looked at: never within a session. It stands still, so that a pinned state does.
 const NEVER: Duration = Duration::from_hours(24 * 365);
+
+/// Slots that a session keeps in memory before it looks whether the index has them by now.
+const REBASE: u64 = 1_024;
 
 /// A committer's session.
 pub struct Session {
@@ -39,6 +41,8 @@ struct State {
     /// Readers that a pinned state may still use.
     retired: Vec<Arc<DbReader>>,
     tail: Tail,
+    /// How long the tail may grow before the index is looked at for a newer state.
+    rebase_at: u64,
 }
 
 impl std::fmt::Debug for Session {
@@ -53,6 +57,9 @@ async fn based(location: &Location, log: &Log, deadline: &Deadline) -> Result<(A
     let tail = async {
         let index = StoreReader::following(Arc::clone(&reader), deadline.clone());
         let records = system_records(&index).await?;
+        if has_ended(&records) {
+            return Err(ended());
+        }
         let origin = log.origin(&records, None).await?.ok_or_else(origin_unknown)?;
         behind(log, records, origin).await
     };
@@ -75,7 +82,8 @@ impl Session {
             based => based?,
         };
         let origin = tail.origin;
-        let state = Mutex::new(State { reader, retired: Vec::new(), tail });
+        let rebase_at = tail.slots + REBASE;
+        let state = Mutex::new(State { reader, retired: Vec::new(), tail, rebase_at });
         let (location, environment, deadline) = (location.clone(), environment.clone(), deadline.clone());
         Ok(Self { location, log, environment, deadline, state, origin })
     }
@@ -83,9 +91,10 @@ impl Session {
     async fn rebase(&self, state: &mut State) -> Result<()> {
         let (reader, tail) = based(&self.location, &self.log, &self.deadline).await?;
         if tail.origin != self.origin {
-            return Err(changed());
+            return Err(ended());
         }
         state.retired.push(std::mem::replace(&mut state.reader, reader));
+        state.rebase_at = tail.slots + REBASE;
         state.tail = tail;
         let (used, unused) =
             std::mem::take(&mut state.retired).into_iter().partition(|reader| Arc::strong_count(reader) > 1);
@@ -101,18 +110,13 @@ async fn close_all(readers: Vec<Arc<DbReader>>, deadline: &Deadline) -> Result<(
     Ok(())
 }
 
-fn changed() -> Error {
-    Error::new(
-        ErrorKind::AuthorityChanged,
-        "the catalog is no longer kept in the log that this session opened",
-    )
-    .next("open the catalog again")
-}
-
 #[async_trait]
 impl CommitAuthority for Session {
     async fn pin(&self) -> Result<Arc<dyn Read>> {
         let mut state = self.state.lock().await;
+        if state.tail.slots >= state.rebase_at {
+            self.rebase(&mut state).await?;
+        }
         if !state.tail.advance(&self.log).await? {
             self.rebase(&mut state).await?;
             if !state.tail.advance(&self.log).await? {
@@ -127,9 +131,6 @@ impl CommitAuthority for Session {
         let mut state = self.state.lock().await;
         if !anchor.is(&state.tail.records) {
             return Ok(Commit::Lost);
-        }
-        if !state.tail.records.format.as_ref().is_some_and(is_commit_log) {
-            return Err(changed());
         }
         let (sequence, slot, _) =
             super::folder::next(&self.environment, &state.tail.records, self.origin, batch)?;

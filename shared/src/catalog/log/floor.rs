@@ -7,7 +7,7 @@ use crate::catalog::value::{decoded, frame};
 use crate::{Error, ErrorKind, Result};
 
 /// How many of the slots at the floor are remembered by id.
-pub const REMEMBERED: u64 = 256;
+pub const REMEMBERED: u64 = 1_024;
 
 /// `commits/floor`. Raised only, and always before anything is deleted. Framed like every value.
 #[derive(Clone, PartialEq, Eq, Message)]
@@ -33,11 +33,10 @@ impl Floor {
             .map_err(|why| Error::new(ErrorKind::Corruption, format!("the floor of the commit log: {why}")))
     }
 
-    /// Whether a slot at or below the floor is remembered as the folded one.
-    pub fn remembers(&self, sequence: u64, transaction_id: &[u8]) -> bool {
-        let back = self.sequence.checked_sub(sequence).and_then(|back| usize::try_from(back).ok());
-        back.and_then(|back| self.transaction_ids.iter().rev().nth(back))
-            .is_some_and(|id| id == transaction_id)
+    /// Whether the slot at a sequence at or below the floor that was folded had this id; `None` where that is forgotten.
+    pub fn remembers(&self, sequence: u64, transaction_id: &[u8]) -> Option<bool> {
+        let back = usize::try_from(self.sequence.checked_sub(sequence)?).ok()?;
+        self.transaction_ids.iter().rev().nth(back).map(|id| id == transaction_id)
     }
 }
 
@@ -54,10 +53,9 @@ mod tests {
             transaction_ids: vec![Bytes::from_static(b"eight"), Bytes::from_static(b"nine")],
         };
         assert_eq!(Floor::decode(&floor.encode()).unwrap(), floor);
-        assert!(floor.remembers(9, b"nine") && floor.remembers(8, b"eight"));
-        assert!(
-            !floor.remembers(9, b"eight") && !floor.remembers(7, b"eight") && !floor.remembers(10, b"nine")
-        );
+        assert_eq!((floor.remembers(9, b"nine"), floor.remembers(8, b"eight")), (Some(true), Some(true)));
+        assert_eq!((floor.remembers(9, b"eight"), floor.remembers(8, b"nine")), (Some(false), Some(false)));
+        assert_eq!((floor.remembers(7, b"eight"), floor.remembers(10, b"nine")), (None, None));
     }
 
     proptest! {

@@ -1,10 +1,11 @@
 //! The life of a commit log: a catalog born in one, adoption of a native catalog, demotion, and truncation.
 
 use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt};
 use serde::Serialize;
 
 use super::floor::{Floor, REMEMBERED};
-use super::{Log, origin_unknown};
+use super::{AT_ONCE, Log, origin_unknown};
 use crate::catalog::authority::{Commit, CommitAuthority, Folder, Native};
 use crate::catalog::batch::{Anchor, Batch};
 use crate::catalog::bootstrap;
@@ -268,11 +269,14 @@ pub async fn truncate(
     let log = Log::of(location, &deadline);
     let floor = log.floor().await?;
     let origin = logged.origin.ok_or_else(origin_unknown)?;
+    // Where the catalog does not say the origin, its first slot does.
+    let keep = if format.commit_log_batch_origin.is_none() { keep.max(1) } else { keep };
     let format = Format { commit_log_batch_origin: Some(origin), ..format.clone() };
     if dry_run {
         let last = log.last().await?;
         let target = last.saturating_sub(keep).max(floor.sequence);
-        let deleted = log.listed(0).await?.0.into_iter().filter(|sequence| *sequence <= target).count();
+        let deleted =
+            log.listed(0, usize::MAX).await?.0.into_iter().filter(|sequence| *sequence <= target).count();
         return Ok(state(&format, deleted > 0, last, target, deleted as u64));
     }
     let epoch = sighting.epoch.unwrap_or(0);
@@ -300,11 +304,11 @@ pub async fn truncate(
 async fn remembered(log: &Log, before: &Floor, target: u64) -> Result<Vec<Bytes>> {
     let oldest = (target + 1).saturating_sub(REMEMBERED);
     let mut ids = if before.sequence + 1 < oldest { Vec::new() } else { before.transaction_ids.clone() };
-    for sequence in (before.sequence + 1).max(oldest)..=target {
-        let Some(slot) = log.slot(sequence).await? else {
-            return Err(index_behind(sequence - 1));
-        };
-        ids.push(slot.transaction_id);
+    let mut slots = futures::stream::iter((before.sequence + 1).max(oldest)..=target)
+        .map(|sequence| async move { Ok::<_, Error>((sequence, log.slot(sequence).await?)) })
+        .buffered(AT_ONCE);
+    while let Some((sequence, slot)) = slots.try_next().await? {
+        ids.push(slot.ok_or_else(|| index_behind(sequence - 1))?.transaction_id);
     }
     let surplus = ids.len().saturating_sub(usize::try_from(REMEMBERED).unwrap_or(usize::MAX));
     Ok(ids.split_off(surplus))

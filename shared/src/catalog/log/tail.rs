@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::slot::CommitSlot;
 use super::{Beyond, Log};
-use crate::catalog::format::SystemRecords;
+use crate::catalog::format::{SystemRecords, is_commit_log};
 use crate::catalog::read::{Changes, Fetch, Range, Read, Rows};
 use crate::{Error, ErrorKind, Result};
 
@@ -56,25 +56,65 @@ impl Tail {
         Ok(())
     }
 
+    /// Whether the last slot in it has ended the log; what comes behind belongs to another one.
+    pub fn has_ended(&self) -> bool {
+        has_ended(&self.records)
+    }
+
     /// Takes every slot that there is; false if the index below is behind the floor.
     pub async fn advance(&mut self, log: &Log) -> Result<bool> {
-        loop {
+        while !self.has_ended() {
             match log.beyond(self.position()?).await? {
                 Beyond::Truncated => return Ok(false),
                 Beyond::Slots(slots) if slots.is_empty() => return Ok(true),
                 Beyond::Slots(slots) => {
                     for (sequence, slot) in &slots {
                         self.push(*sequence, slot)?;
+                        if self.has_ended() {
+                            break;
+                        }
                     }
                 }
             }
         }
+        Ok(true)
     }
 
     /// The state of `index` under these slots.
     pub fn over(&self, index: Arc<dyn Read>) -> Arc<dyn Read> {
         Arc::new(Folded { index, changes: Arc::clone(&self.changes) })
     }
+}
+
+/// Whether a catalog with these records is a native one.
+pub(crate) fn has_ended(records: &SystemRecords) -> bool {
+    records.format.as_ref().is_some_and(|format| !is_commit_log(format))
+}
+
+/// The records after the last slot behind an index with `records`, and how many slots there are; `None` if the index is
+/// behind the floor. Keeps nothing else of them.
+pub(crate) async fn last_records(
+    log: &Log,
+    mut records: SystemRecords,
+    origin: u64,
+) -> Result<Option<(SystemRecords, u64)>> {
+    let mut count = 0;
+    while !has_ended(&records) {
+        let position = Tail::new(records.clone(), origin)?.position()?;
+        let slots = match log.beyond(position).await? {
+            Beyond::Truncated => return Ok(None),
+            Beyond::Slots(slots) if slots.is_empty() => break,
+            Beyond::Slots(slots) => slots,
+        };
+        for (sequence, slot) in &slots {
+            records = slot.follow(&records, origin, *sequence)?;
+            count += 1;
+            if has_ended(&records) {
+                break;
+            }
+        }
+    }
+    Ok(Some((records, count)))
 }
 
 struct Folded {
