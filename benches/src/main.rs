@@ -29,7 +29,8 @@ async fn main() -> Result<()> {
         rows.extend(bench.run().await?);
     }
     rows.extend(measure::refresh(items * 10).await?);
-    rows.extend(measure::cost_by_size(&[items / 10, items / 2, items]).await?);
+    rows.extend(measure::kilobyte(items / 10).await?);
+    rows.extend(measure::cost_by_size(&[items / 10, items, items * 10]).await?);
     for row in &rows {
         println!("{:<58} {:>14} {:>20}", row.what, row.shown(), row.target);
     }

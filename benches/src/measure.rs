@@ -228,16 +228,48 @@ pub(crate) async fn refresh(items: u32) -> Result<Vec<Row>> {
     ])
 }
 
-/// Write units an item at several sizes: the spread shows whether cost is linear.
+/// Write units an item at several sizes, and how far they are from a straight line through zero.
 pub(crate) async fn cost_by_size(sizes: &[u32]) -> Result<Vec<Row>> {
-    let mut rows = Vec::new();
+    let (mut rows, mut points) = (Vec::new(), Vec::new());
     for items in sizes {
         let bench = Bench::start(*items, false).await?;
         let total = run_over(&bench.tables, 8).backfill().await?;
-        let units = total.consumed.write_units / f64::from(*items);
+        let count = f64::from(*items);
+        points.push((count, total.consumed.write_units));
+        let units = total.consumed.write_units / count;
         rows.push(Row::new(format!("write units an item, {items} items"), units, "flat"));
     }
+    // Least squares through zero.
+    let (products, squares) =
+        points.iter().fold((0.0, 0.0), |(products, squares), (x, y)| (products + x * y, squares + x * x));
+    let slope = products / squares;
+    let worst = points.iter().map(|(x, y)| (y / (slope * x) - 1.0).abs()).fold(0.0, f64::max);
+    rows.push(Row::new("slope of the line through these, write units an item", slope, "<= 4.1"));
+    rows.push(Row::new("largest distance from that line, as a share", worst, "reported"));
     Ok(rows)
+}
+
+/// Units of items of 1,000 bytes, key included.
+pub(crate) async fn kilobyte(items: u32) -> Result<Vec<Row>> {
+    let server = Server::start(0).await?;
+    let client = server.client();
+    seed::create_tables(&client, TABLE, true).await?;
+    let large = |n: u32| {
+        let key = seed::key(n);
+        let value = seed::value(n).into_iter().cycle().take(1_000 - key.len() - "pkval".len()).collect();
+        (key, value)
+    };
+    seed::put_all(&client, TABLE, (0..items).map(large)).await?;
+    let tables = Tables::new(client, TABLE, None, Layout::default(), Environment::system());
+    let run = run_over(&tables, 8);
+    let count = f64::from(items);
+    let backfill = run.backfill().await?.consumed.write_units / count;
+    let finished = run.finalize(&start(&tables), &Evidence::Acknowledged(true)).await?;
+    let verify = finished.consumed.read_units / count;
+    Ok(vec![
+        Row::new("backfill of 1 KB items, write units an item", backfill, "reported"),
+        Row::new("verification of 1 KB items, read units an item", verify, "<= 1.6"),
+    ])
 }
 
 fn run_over(tables: &Tables, segments: u32) -> Run {
