@@ -15,4 +15,4 @@ grep --quiet --text METASHIFT_STEP .aws-sam/build/PreflightFunction/bootstrap ||
   echo "the preflight function does not hold the name METASHIFT_STEP: this search cannot find anything" >&2
   exit 1
 }
-scripts/cold-start --limit 25
+scripts/cold-start --runs 5
