@@ -1,5 +1,7 @@
 //! How a report looks: one page of HTML with its style and its charts in it, and no script.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use metashift::catalog::inspect::Inspection;
@@ -186,7 +188,7 @@ fn timeline(phases: &[Phase]) -> Markup {
             vec![
                 phase.name.to_owned(),
                 moment(phase.from),
-                duration(phase.seconds()),
+                duration(phase.took()),
                 count(phase.items),
                 format!("{:.0}", phase.rate()),
             ]
@@ -203,7 +205,7 @@ fn timeline(phases: &[Phase]) -> Markup {
         "timeline",
         "Timeline",
         &html! {
-            @for phase in phases { p { (phase.name) ", " (duration(phase.seconds())) } (chart(phase)) }
+            @for phase in phases { p { (phase.name) ", " (duration(phase.took())) } (chart(phase)) }
             p.soft { (moment(first)) " to " (moment(last)) }
             (table("timeline", &header, &rows))
         },
@@ -506,10 +508,10 @@ fn moment(at: Timestamp) -> String {
     at.strftime("%FT%TZ").to_string()
 }
 
-fn duration(seconds: f64) -> String {
-    let whole = seconds as u64;
+fn duration(took: Duration) -> String {
+    let whole = took.as_secs();
     match whole {
-        0..60 => format!("{seconds:.1} s"),
+        0..60 => format!("{:.1} s", took.as_secs_f64()),
         60..3600 => format!("{} min {} s", whole / 60, whole % 60),
         3600..172_800 => format!("{} h {} min", whole / 3600, whole % 3600 / 60),
         _ => format!("{} days {} h", whole / 86400, whole % 86400 / 3600),
@@ -543,7 +545,8 @@ mod tests {
 
     #[test]
     fn durations_have_two_parts() {
-        let shown = [0.25, 59.9, 61.0, 7260.0, 200_000.0].map(duration);
+        let shown =
+            [0.25, 59.9, 61.0, 7260.0, 200_000.0].map(|seconds| duration(Duration::from_secs_f64(seconds)));
         assert_eq!(shown, ["0.2 s", "59.9 s", "1 min 1 s", "2 h 1 min", "2 days 7 h"]);
     }
 

@@ -1,6 +1,7 @@
 //! What a report says, apart from how it looks.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use metashift::Result;
@@ -48,13 +49,13 @@ pub(super) struct Phase {
 }
 
 impl Phase {
-    pub(super) fn seconds(&self) -> f64 {
-        elapsed(self.from, self.to).as_secs_f64()
+    pub(super) fn took(&self) -> Duration {
+        elapsed(self.from, self.to)
     }
 
     /// Items a second.
     pub(super) fn rate(&self) -> f64 {
-        self.items as f64 / self.seconds().max(0.001)
+        self.items as f64 / self.took().as_secs_f64().max(0.001)
     }
 }
 
