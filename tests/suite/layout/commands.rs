@@ -2,6 +2,8 @@
 
 use std::process::{Output, Stdio};
 
+use metashift::ErrorKind;
+use metashift::error::Class;
 use metashift::layout::cutover::install_barrier;
 use metashift::layout::records::plan::State;
 use metashift::layout::records::{BARRIER_KEY, BARRIER_VALUE, MARKER_KEY};
@@ -235,4 +237,23 @@ async fn a_watch_at_a_terminal_is_drawn_in_place_and_has_no_colours_where_no_col
     };
     assert!(drawn(false).await, "colours at a terminal");
     assert!(!drawn(true).await, "no colours with NO_COLOR");
+}
+
+#[tokio::test]
+async fn the_help_and_the_manual_page_say_every_exit_code() {
+    let said = async |argument: &str| {
+        let output = Command::new(env!("CARGO_BIN_EXE_metashift")).arg(argument).output().await.unwrap();
+        assert_eq!(output.status.code(), Some(0));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let (help, manual) = (said("--help").await, said("man").await);
+    let manual = manual.split(".SH \"EXIT STATUS\"").nth(1).expect("a section of the manual page");
+    for class in Class::ALL {
+        let (code, means) = (class.exit_code(), class.meaning());
+        assert!(help.contains(&format!("{code}  {means}")), "{help}");
+        assert!(manual.contains(&format!("\\fB{code}\\fR\n{means}")), "{manual}");
+    }
+    for kind in ErrorKind::ALL {
+        assert!(manual.contains(kind.name()), "{kind}");
+    }
 }
