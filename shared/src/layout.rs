@@ -4,30 +4,6 @@
 //! ([`preflight`], [`backfill`], [`repair`], [`verify`], [`cutover`]) over durable [`records`], in the order that
 //! [`run`] gives them on one machine and the state machines give them in AWS. Deciding is pure
 //! ([`family`], [`cursor`], [`transaction`], [`outcome`], [`plan`]); only [`tables`] talks to DynamoDB.
-//!
-//! # A node
-//!
-//! ```no_run
-//! use metashift::environment::Environment;
-//! use metashift::layout::{Layout, MetaStore, Mode, Mutation, Tables, tables};
-//!
-//! # async fn node(config: aws_sdk_dynamodb::config::Builder) -> metashift::Result<()> {
-//! let client = tables::client(config);
-//! let tables = Tables::new(client, "lake", None, Layout::default(), Environment::system());
-//! let store = MetaStore::open(tables, Mode::Dual).await?;
-//! match store.cas("tbl/orders", None, Some(b"v1")).await? {
-//!     Mutation::Applied => {}
-//!     Mutation::Conflict { current } => println!("somebody wrote {current:?} before"),
-//!     Mutation::GuardLost => {}
-//! }
-//! println!("{} keys under tbl/", store.list("tbl/").await?.len());
-//! // Once a minute, as a line of the log: CloudWatch makes the metric WriterMode of it.
-//! println!("{}", store.writer_mode_record());
-//! # Ok(())
-//! # }
-//! ```
-//!
-//! What to do about each error is in the example `metadata_node`, which keeps writing through a cutover.
 
 pub mod backfill;
 pub mod cloudwatch;

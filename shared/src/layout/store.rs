@@ -10,9 +10,13 @@
 //!     Mutation::Conflict { current } => println!("somebody else wrote {current:?}"),
 //!     Mutation::GuardLost => unreachable!("no guard was named"),
 //! }
+//! // Once a minute, as a line of the log: CloudWatch makes the metric WriterMode of it.
+//! println!("{}", store.writer_mode_record());
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! The example `metadata_node` keeps writing through a cutover, and says what to do about each error.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
