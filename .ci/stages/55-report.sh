@@ -25,6 +25,15 @@ done
 AWS_ENDPOINT_URL_DYNAMODB=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["endpoint"])' "$folder/sandbox.json")
 export AWS_ENDPOINT_URL_DYNAMODB LAKE_DYNAMODB_TABLE=lake
 "$metashift" layout run --local --finalize --under-load --rollout-acknowledged >"$folder/run.txt"
-"$metashift" report --buckets --html "$folder/report.html"
+# A catalog stopped inside a unit beside the table; then one in a commit log, alone.
+"$metashift" catalog create "file://$folder/half" --sample 8 >"$folder/run.txt"
+"$metashift" catalog run "file://$folder/half" --local --checkpoint --max-steps 2 >"$folder/run.txt"
+"$metashift" catalog create "file://$folder/log" --commit-log >"$folder/run.txt"
+"$metashift" report --buckets --catalog "file://$folder/half" --html "$folder/report.html"
+env -u LAKE_DYNAMODB_TABLE "$metashift" report --catalog "file://$folder/log" --html "$folder/catalog.html"
 cp tests/report/check.mjs "$METASHIFT_TOOLS/report/check.mjs"
-node "$METASHIFT_TOOLS/report/check.mjs" "$(command -v chromium)" "$folder/report.html" "$folder"
+look() {
+  node "$METASHIFT_TOOLS/report/check.mjs" "$(command -v chromium)" "$folder/$1.html" "$folder" "$2"
+}
+look report summary,timeline,throughput,segments,cost,verification,rejects,families,buckets,catalog
+look catalog catalog

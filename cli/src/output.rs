@@ -61,6 +61,14 @@ impl Output {
         }
     }
 
+    /// A picture for a terminal, as it is.
+    pub(crate) fn draw(&self, text: &str) {
+        if !self.json {
+            let mut out = std::io::stdout();
+            let _gone = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+        }
+    }
+
     /// An object for a program; nothing for a person.
     pub(crate) fn emit(&self, value: &Value) {
         if self.json {

@@ -29,6 +29,35 @@ pub enum Class {
 }
 
 impl Class {
+    /// Every class, by exit code.
+    pub const ALL: &'static [Self] = &[
+        Self::Internal,
+        Self::FixInput,
+        Self::StopAndLook,
+        Self::RetryLater,
+        Self::SomebodyElse,
+        Self::RefusedByState,
+        Self::Stopped,
+    ];
+
+    /// What the caller does next, or what happened, in a few words.
+    pub const fn meaning(self) -> &'static str {
+        match self {
+            Self::Internal => "never happens: report it",
+            Self::FixInput => "fix the input",
+            Self::StopAndLook => "stop and look",
+            Self::RetryLater => "retry later",
+            Self::SomebodyElse => "somebody else has it",
+            Self::RefusedByState => "refused by state",
+            Self::Stopped => "stopped by the user, resumable",
+        }
+    }
+
+    /// The kinds of this class, in the order of the documentation; none for [`Self::Stopped`], which is no error.
+    pub fn kinds(self) -> impl Iterator<Item = ErrorKind> {
+        ErrorKind::ALL.iter().copied().filter(move |kind| kind.class() == self)
+    }
+
     /// Exit code of the `metashift` command.
     pub const fn exit_code(self) -> u8 {
         match self {

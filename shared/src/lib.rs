@@ -6,7 +6,26 @@
 //! - [`layout`]: a DynamoDB metadata table with one HASH key to a prefix-isolated companion table;
 //! - [`catalog`]: a SlateDB catalog from an older on-disk format to a newer one.
 //!
-//! Neither knows the other; both use [`step`], [`error`], [`environment`] and [`telemetry`].
+//! Neither knows the other; both use [`step`], [`error`], [`environment`] and [`telemetry`]. Each has a feature of its
+//! own, `layout` and `catalog`, both on by default; `crash-points` is for tests.
+//!
+//! # For a metadata node
+//!
+//! A node that reads and writes the table while it is migrated links this crate with the feature `layout` alone, opens a
+//! `layout::MetaStore` in dual mode and uses its `get`, `list`, `cas` and `guarded_mutate`: it dual-writes, follows the
+//! authority by itself, and gives the record of the metric `WriterMode` that the rollout check reads. The example
+//! `metadata_node` (`shared/examples/metadata_node.rs`) is such a node, complete:
+//!
+//! ```sh
+//! cargo run --package metashift --example metadata_node
+//! ```
+//!
+//! # Errors, units, times
+//!
+//! Every fallible function gives an [`Error`]. Its [`ErrorKind`] says what went wrong and its [`error::Class`] what the
+//! caller does next; where a function's documentation names kinds, they are the ones to handle apart from the ones that any
+//! request can end with (`AccessDenied`, `Throttled`, `Unavailable`, `OutcomeUnknown`). Units are DynamoDB request units
+//! as the server charged them, sizes are bytes, durations seconds, and times RFC 3339 in UTC.
 
 #[cfg(feature = "catalog")]
 pub mod catalog;

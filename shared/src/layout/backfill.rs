@@ -37,6 +37,9 @@ const MOST_GROUP_BYTES: usize = MOST_BYTES - 64 * 1024;
 ///
 /// The segment's record is made by [`super::generation::open_plan`]. A segment that is done is looked at again only for
 /// keys that could not move: those that can now, do.
+///
+/// `Superseded` where another worker has taken the segment over, or it was closed or never opened; `InvalidInput` for a
+/// segment or page size out of range. A key that cannot move is counted and recorded, and no error.
 pub async fn backfill_page(
     tables: &Tables,
     generation: u64,

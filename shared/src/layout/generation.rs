@@ -27,7 +27,7 @@ pub fn no_plan() -> Error {
         .next("make one with metashift layout run")
 }
 
-/// The plan, if there is one.
+/// The plan, if there is one; `NewerRecord` where a newer version made it.
 pub async fn load_plan(tables: &Tables) -> Result<Option<Stored<Plan>>> {
     tables.load(PLAN_KEY).await
 }
@@ -150,7 +150,7 @@ impl Leftovers {
     }
 }
 
-/// Refuses to start over what another migrator left; `discard_cursor` removes its cursor instead.
+/// `ForeignLeftovers` and `AlreadyFinalized` over what another migrator left; `discard_cursor` removes its cursor instead.
 pub async fn check_leftovers(tables: &Tables, discard_cursor: bool, adopt_barrier: bool) -> Result<()> {
     let (left, plan) = Leftovers::load_with_plan(tables).await?;
     if let Some(blocker) = left.blockers(plan.as_ref(), discard_cursor, adopt_barrier).into_iter().next() {
@@ -365,7 +365,7 @@ pub async fn finish_repair(tables: &Tables, run: &str) -> Result<()> {
     }
 }
 
-/// All segment records of the plan's generation.
+/// All segment records of the plan's generation; those that do not exist yet are left out.
 pub async fn backfill_segments(tables: &Tables, plan: &Plan) -> Result<Vec<Segment>> {
     let walk = Walk::Backfill { generation: plan.generation };
     let keys: Vec<_> = (0..plan.segments).map(|segment| walk.key(segment)).collect();

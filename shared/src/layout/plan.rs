@@ -2,6 +2,10 @@
 //!
 //! Pure: each function takes the plan as read and gives the next one, or says why not. A transition is written on
 //! exactly the bytes that were read ([`transition`]), so two that were decided on the same plan cannot both land.
+//!
+//! A function that starts from another state than the plan's answers with [`refused`]: `AlreadyFinalized` once the marker
+//! is published, `PlanMismatch` while a repair is not finished, else `Superseded`. An id that was used before is
+//! `InvalidInput`.
 
 use jiff::Timestamp;
 

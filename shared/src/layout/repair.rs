@@ -21,6 +21,9 @@ const MOST_REFUSED: u32 = 100;
 
 /// Repairs the rest of one segment of one table's walk; the record is made when the repair begins
 /// ([`super::generation::begin_repair`]).
+///
+/// `Superseded` where another worker has taken the segment over or the repair has ended; `Contended` where one key kept
+/// changing.
 pub async fn repair_page(
     tables: &Tables,
     run: &str,

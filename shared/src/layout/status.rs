@@ -1,4 +1,7 @@
-//! Reading where a migration is: plan, segments, control, barrier, rejects. Read-only.
+//! Reading where a migration is: plan, segments, control, barrier, rejects. All but [`throttle`] and [`change_control`] only
+//! read.
+//!
+//! `NewerRecord` and `Corruption` where a record is not one of this version.
 
 use super::generation::{Leftovers, backfill_segments, load_plan};
 use super::records::control::{self, Control};

@@ -1,4 +1,8 @@
 //! One function a step: an input in, an output out. Lambdas and tests call these.
+//!
+//! Inputs, outputs and an example of each are in `docs/steps.md`. Errors are those of the function that a step calls;
+//! `PlanMismatch` where there is no plan, `LayoutMismatch` where it was made with another layout, `InvalidInput` where the
+//! input does not fit the mode.
 
 use std::time::Duration;
 

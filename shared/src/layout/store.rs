@@ -10,9 +10,13 @@
 //!     Mutation::Conflict { current } => println!("somebody else wrote {current:?}"),
 //!     Mutation::GuardLost => unreachable!("no guard was named"),
 //! }
+//! // Once a minute, as a line of the log: CloudWatch makes the metric WriterMode of it.
+//! println!("{}", store.writer_mode_record());
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! The example `metadata_node` keeps writing through a cutover, and says what to do about each error.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -140,7 +144,9 @@ impl MetaStore {
         )
     }
 
-    /// Reads the marker and gives the authority.
+    /// Reads the marker and gives the authority; one strongly consistent read of one unit before the marker, none after.
+    ///
+    /// `AlreadyFinalized` for a v1-only node after the marker, `Corruption` for a marker of another form.
     pub async fn refresh(&self) -> Result<Authority> {
         if self.authority() == Authority::V1 {
             let asked_at = self.tables.environment().now();
@@ -199,12 +205,14 @@ impl MetaStore {
         self.mutate(&Change { key, expected, new, guard: None }).await
     }
 
-    /// Deletes a key that has exactly this value.
+    /// Deletes a key that has exactly this value; errors as those of [`Self::cas`].
     pub async fn delete(&self, key: &str, expected: &[u8]) -> Result<Mutation> {
         self.cas(key, Some(expected), None).await
     }
 
-    /// [`Self::cas`] that also needs the guard key to have exactly this value.
+    /// [`Self::cas`] that also needs the guard key to have exactly this value; [`Mutation::GuardLost`] where it has not.
+    ///
+    /// Errors as those of [`Self::cas`], and `InvalidInput` where guard and key are the same.
     pub async fn guarded_mutate(
         &self,
         (guard, guard_value): (&str, &[u8]),
@@ -333,7 +341,7 @@ impl MetaStore {
         }
     }
 
-    /// Every key of a prefix, in key order.
+    /// Every key of a prefix, in key order; costs and errors as those of [`Self::scan_prefix`].
     pub async fn list(&self, prefix: &str) -> Result<Vec<String>> {
         Ok(self.scan_prefix(prefix).await?.into_iter().map(|(key, _)| key).collect())
     }
@@ -342,6 +350,9 @@ impl MetaStore {
     ///
     /// Under v2 authority the family's shards are read concurrently: about one round trip a page of the fullest
     /// shard. Under v1 it scans the table.
+    ///
+    /// `InvalidPrefix` for one without `/` or an internal one; `AuthorityChanged` where the authority moved during every
+    /// attempt.
     pub async fn scan_prefix(&self, prefix: &str) -> Result<Vec<Entry>> {
         for _ in 0..MOST_RESTARTS {
             let drained = match self.current_authority().await? {

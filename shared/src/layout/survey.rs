@@ -14,6 +14,8 @@ use crate::step::{Budget, Status, StepOutput};
 use crate::{Error, ErrorKind, Result};
 
 /// Surveys the rest of one segment; `run` is the survey's id.
+///
+/// `Superseded` where another worker has taken the segment over; `InvalidInput` for a segment or page size out of range.
 pub async fn survey(tables: &Tables, run: &str, input: SegmentInput, budget: Budget) -> Result<StepOutput> {
     let walk = Walk::Survey { run: run.to_owned() };
     let mut walker = Walker::load(tables, walk, input, budget, Origin::Anybody).await?;

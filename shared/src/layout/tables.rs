@@ -3,6 +3,10 @@
 //! The SDK's own retries are off ([`client`]): every attempt is counted here, each kind of failure is waited for in
 //! its own way, and a quota that bulk load empties can never starve the requests that follow. Every request asks
 //! for the capacity it was charged.
+//!
+//! Whatever is asked, a request can end with `AccessDenied`, `TableMismatch` (no such table), `InvalidInput` (the server
+//! refused its form), `Throttled`, `Contended` or `Unavailable` after [`DEFAULT_PATIENCE`] of attempts, and a write with
+//! `OutcomeUnknown` where its answer was lost. Only further kinds are named below.
 
 mod convert;
 mod describe;
@@ -167,7 +171,7 @@ impl Tables {
         }
     }
 
-    /// One item, strongly consistent.
+    /// One item, strongly consistent; one read unit for each 4 KB.
     pub async fn get(&self, side: Side, key: &str) -> Result<Option<Item>> {
         let what = format!("reading {key:?} of {}", self.name(side));
         self.attempt(&what, || async {
@@ -508,12 +512,14 @@ impl Tables {
         if kind == ErrorKind::AccessDenied { error.next(failure::GRANT_ACCESS) } else { error }
     }
 
-    /// A record of the migrator and the bytes that it was read from, strongly consistent.
+    /// A record of the migrator and the bytes that it was read from, strongly consistent; `None` where there is none.
+    ///
+    /// `NewerRecord` where its version is newer, `Corruption` where it is not of the documented form.
     pub async fn load<R: Record>(&self, key: &str) -> Result<Option<Stored<R>>> {
         self.get(Side::V1, key).await?.map(|item| stored(item)).transpose()
     }
 
-    /// Many records of the migrator, by key.
+    /// Many records of the migrator, by key; those that do not exist are absent. Errors as those of [`Self::load`].
     pub async fn load_many<R: Record>(&self, keys: &[String]) -> Result<HashMap<String, Stored<R>>> {
         let asked: Vec<_> = keys.iter().map(String::as_str).collect();
         let items = self.get_many(Side::V1, &asked).await?;

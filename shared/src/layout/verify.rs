@@ -26,7 +26,8 @@ pub const BARRIER_HELD: &str = "barrierHeldSeconds";
 
 /// Compares the rest of one segment of one direction, before any cutover.
 ///
-/// `run` is the rehearsal's id; its record is made by the first page.
+/// `run` is the rehearsal's id; its record is made by the first page. A difference is counted and listed, and no error;
+/// `Superseded` where another worker has taken the segment over.
 pub async fn rehearse(
     tables: &Tables,
     run: &str,

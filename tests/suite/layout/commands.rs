@@ -2,6 +2,8 @@
 
 use std::process::{Output, Stdio};
 
+use metashift::ErrorKind;
+use metashift::error::Class;
 use metashift::layout::cutover::install_barrier;
 use metashift::layout::records::plan::State;
 use metashift::layout::records::{BARRIER_KEY, BARRIER_VALUE, MARKER_KEY};
@@ -9,7 +11,8 @@ use metashift::layout::transaction::Side;
 use metashift::layout::{Mode, Mutation};
 use metashift_faults::{Fault, Rule};
 use serde_json::Value;
-use tokio::process::Command;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{ChildStdout, Command};
 
 use super::support::{Lake, TABLE, start};
 
@@ -159,4 +162,98 @@ async fn a_repair_that_finds_what_it_cannot_mend_says_that_a_person_has_to() {
     assert_eq!((code, said["error"]["name"].as_str()), (Some(3), Some("VerificationFailed")), "{said}");
     let next = said["error"]["next"].as_str().unwrap();
     assert!(next.contains("keyTooLong") && !next.contains("repair"), "{next}");
+}
+
+/// `layout status --watch` as a person calls it.
+fn watch(endpoint: &str, program: &str, before: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.args(before).args(["layout", "status", "--watch", "--every", "1"]);
+    command.args(["--table", TABLE, "--endpoint", endpoint]).kill_on_drop(true);
+    command.env("TERM", "xterm").env_remove("NO_COLOR").stdin(Stdio::null());
+    command
+}
+
+/// The next line that says this; every line is one look, in UTC and without escape codes.
+async fn next_look(lines: &mut tokio::io::Lines<BufReader<ChildStdout>>, says: &str) -> String {
+    loop {
+        let line = lines.next_line().await.unwrap().expect("the watch goes on");
+        assert!(!line.contains('\u{1b}'), "{line:?}");
+        let at = line.split(' ').next().unwrap();
+        assert!(at.ends_with('Z') && at.parse::<jiff::Timestamp>().is_ok(), "{line}");
+        if line.contains(says) {
+            return line;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_watch_into_a_pipe_is_a_plain_line_a_look_outlives_an_outage_and_ends_with_130() {
+    let lake = Lake::with_items(40).await;
+    lake.put(Side::V1, &format!("tbl/{}", "k".repeat(1021)), b"v").await;
+    lake.run(2).backfill().await.unwrap_err();
+    let proxy = lake.proxy().await;
+    let mut child = watch(&proxy.endpoint(), env!("CARGO_BIN_EXE_metashift"), &[]);
+    let mut child = child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let first = next_look(&mut lines, " backfill ").await;
+    for part in ["authority=v1", "segments=2/2", "scanned=41", "rejected=1", "barrier=none", "cannot-move="] {
+        assert!(first.contains(part), "no {part}: {first}");
+    }
+    proxy.add(Rule::new("down", Fault::DropBefore));
+    let dark = next_look(&mut lines, "error=").await;
+    assert!(dark.contains("Unavailable") && dark.contains("scanned=41"), "{dark}");
+    proxy.remove("down");
+    lake.remove(Side::V1, &format!("tbl/{}", "k".repeat(1021))).await;
+    lake.run(2).backfill().await.unwrap();
+    next_look(&mut lines, "rejected=0").await;
+    install_barrier(&lake.tables, &start("e1")).await.unwrap();
+    let held = next_look(&mut lines, " finalizing ").await;
+    assert!(held.contains("barrier=") && held.contains("s,until="), "{held}");
+    let pid = child.id().unwrap().to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().await.unwrap().success());
+    assert_eq!(child.wait().await.unwrap().code(), Some(130));
+}
+
+#[tokio::test]
+async fn a_watch_at_a_terminal_is_drawn_in_place_and_has_no_colours_where_no_color_is_set() {
+    let lake = Lake::with_items(40).await;
+    assert_eq!(run(&lake, &finalize("e1")).await.0, Some(0));
+    let on_a_terminal = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))";
+    let before = ["-c", on_a_terminal, env!("CARGO_BIN_EXE_metashift")];
+    let drawn = async |no_color: bool| {
+        let mut command = watch(&lake.server.endpoint(), "python3", &before);
+        if no_color {
+            command.env("NO_COLOR", "1");
+        }
+        let output = command.output().await.unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(output.status.code(), Some(0), "final: nothing left to watch: {text}");
+        for part in ["\u{1b}[H", "final, authority v2", "2 of 2 done", "Z  every 1 s"] {
+            assert!(text.contains(part), "no {part:?}: {text:?}");
+        }
+        // What sets a colour ends in m.
+        let mut codes = text.split("\u{1b}[").skip(1);
+        codes.any(|code| code.trim_start_matches(|c: char| c.is_ascii_digit() || c == ';').starts_with('m'))
+    };
+    assert!(drawn(false).await, "colours at a terminal");
+    assert!(!drawn(true).await, "no colours with NO_COLOR");
+}
+
+#[tokio::test]
+async fn the_help_and_the_manual_page_say_every_exit_code() {
+    let said = async |argument: &str| {
+        let output = Command::new(env!("CARGO_BIN_EXE_metashift")).arg(argument).output().await.unwrap();
+        assert_eq!(output.status.code(), Some(0));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let (help, manual) = (said("--help").await, said("man").await);
+    let manual = manual.split(".SH \"EXIT STATUS\"").nth(1).expect("a section of the manual page");
+    for class in Class::ALL {
+        let (code, means) = (class.exit_code(), class.meaning());
+        assert!(help.contains(&format!("{code}  {means}")), "{help}");
+        assert!(manual.contains(&format!("\\fB{code}\\fR\n{means}")), "{manual}");
+    }
+    for kind in ErrorKind::ALL {
+        assert!(manual.contains(kind.name()), "{kind}");
+    }
 }

@@ -1,139 +1,129 @@
 //! `metashift layout status`.
 
+mod look;
+mod view;
+
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use clap::Args;
-use metashift::Result;
-use metashift::environment::elapsed;
+use jiff::Timestamp;
+use metashift::error::Class;
 use metashift::layout::Tables;
 use metashift::layout::records::plan::State;
-use metashift::layout::records::segment::State as SegmentState;
-use metashift::layout::status::Overview;
+use metashift::layout::records::reject::Reject;
+use metashift::layout::status::{Overview, rejects};
 use metashift::layout::transaction::Side;
-use serde_json::json;
+use metashift::{Error, Result};
 
 use crate::connect::TableArgs;
 use crate::output::Output;
+use look::{Look, Sample};
 
-/// More segments than these are shown by their sums alone; `--json` has them all.
-const MOST_SHOWN_SEGMENTS: usize = 16;
+/// The rate is that of the last half minute.
+const RATE_OVER: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
     #[command(flatten)]
     tables: TableArgs,
-    /// Shows it again every two seconds, until the migration is final or Ctrl-C.
+    /// Shows it again and again, until the migration is final or Ctrl-C (exit code 130): in place at a terminal, one line each
+    /// time elsewhere. Colours only at a terminal, and not where NO_COLOR is set.
     #[arg(long)]
     watch: bool,
+    /// Seconds between two looks.
+    #[arg(long, value_name = "SECONDS", default_value_t = 2, requires = "watch", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    every: u64,
 }
 
 pub(crate) async fn run(args: StatusArgs, output: &Output) -> Result<()> {
     let tables = args.tables.tables().await?;
     super::release_expired(&tables, output).await?;
-    let mut before: Option<(jiff::Timestamp, u64)> = None;
-    let expected = tables.describe(Side::V1).await?.map_or(0, |facts| facts.items);
+    let mut watched = Watched::new(&tables).await?;
+    let first = watched.look().await?;
+    if !args.watch {
+        output.rows(&first.rows(), &first.json());
+        return Ok(());
+    }
+    output.keeps("looking changed nothing");
+    let screen = view::Screen::of_this_process();
+    let mut look = first;
     loop {
-        let overview = Overview::load(&tables).await?;
-        let scanned = overview.progress().scanned;
-        let now = tables.environment().now();
-        let rate = before.map(|(at, then)| {
-            scanned.saturating_sub(then) as f64 / elapsed(at, now).as_secs_f64().max(0.001)
-        });
-        show(&tables, &overview, rate, expected, output);
-        let is_final = overview.plan.as_ref().is_some_and(|plan| plan.state == State::Final);
-        if !args.watch || is_final {
+        if output.is_json() {
+            output.emit(&look.json());
+        } else if let Some(screen) = &screen {
+            output.draw(&screen.draw(&args.tables.table, &look, args.every));
+        } else {
+            output.say(look.line());
+        }
+        if look.overview.plan.as_ref().is_some_and(|plan| plan.state == State::Final) {
             return Ok(());
         }
-        before = Some((now, scanned));
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        tokio::time::sleep(Duration::from_secs(args.every)).await;
+        look = match watched.look().await {
+            Ok(look) => look,
+            // The migration goes on whether it can be seen or not.
+            Err(error) if error.kind().class() == Class::RetryLater => {
+                let at = watched.now();
+                watched.trouble = Some((at, error.clone()));
+                look.again(at, error)
+            }
+            Err(error) => return Err(error),
+        };
     }
 }
 
-fn show(tables: &Tables, overview: &Overview, rate: Option<f64>, expected: u64, output: &Output) {
-    let progress = overview.progress();
-    let done = overview.segments.iter().filter(|segment| segment.state == SegmentState::Done).count();
-    let now = tables.environment().now();
-    let mut rows = vec![("phase", overview.phase().to_owned())];
-    rows.push(("authority", if overview.leftovers.marker { "v2".to_owned() } else { "v1".to_owned() }));
-    if overview.plan.is_some() {
-        rows.push(("segments done", format!("{done} of {}", overview.segments.len())));
-        rows.push((
-            "items",
-            format!(
-                "{} scanned, {} copied, {} already live, {} rejected, {} diverged",
-                progress.scanned,
-                progress.copied,
-                progress.already_live,
-                progress.rejected,
-                progress.diverged
-            ),
-        ));
-        let units = overview
-            .segments
-            .iter()
-            .fold((0.0, 0.0), |sum, segment| (sum.0 + segment.read_units, sum.1 + segment.write_units));
-        rows.push(("backfill units", format!("{:.0} read, {:.0} written", units.0, units.1)));
+/// What is kept from one look to the next.
+struct Watched<'a> {
+    tables: &'a Tables,
+    /// Items of v1, as the table says; it counts every six hours.
+    expected: u64,
+    samples: VecDeque<Sample>,
+    /// Outstanding rejects when they were read, and the last of them.
+    rejects: (u64, Vec<Reject>),
+    trouble: Option<(Timestamp, Error)>,
+}
+
+impl<'a> Watched<'a> {
+    async fn new(tables: &'a Tables) -> Result<Self> {
+        let expected = tables.describe(Side::V1).await?.map_or(0, |facts| facts.items);
+        Ok(Self { tables, expected, samples: VecDeque::new(), rejects: (0, Vec::new()), trouble: None })
     }
-    if let Some(rate) = rate {
-        rows.push(("rate", format!("{rate:.0} items a second")));
+
+    fn now(&self) -> Timestamp {
+        self.tables.environment().now()
     }
-    let left = rate.filter(|rate| *rate >= 1.0 && overview.phase() == "backfill").map(|rate| {
-        let unknown_yet = expected.saturating_sub(progress.scanned);
-        unknown_yet as f64 / rate
-    });
-    if let Some(left) = left {
-        rows.push(("remaining", format!("about {left:.0} s at this rate")));
-    }
-    if overview.segments.len() <= MOST_SHOWN_SEGMENTS {
-        for (number, segment) in overview.segments.iter().enumerate() {
-            rows.push(("segment", format!("{number}: {:?}, {} scanned", segment.state, segment.scanned)));
+
+    async fn look(&mut self) -> Result<Look> {
+        let overview = Overview::load(self.tables).await?;
+        let progress = overview.progress();
+        let outstanding = progress.rejected + progress.diverged;
+        if outstanding != self.rejects.0 {
+            let mut found = match &overview.plan {
+                Some(plan) if outstanding > 0 => rejects(self.tables, plan).await?,
+                _ => Vec::new(),
+            };
+            found.drain(..found.len().saturating_sub(look::MOST_NAMED));
+            self.rejects = (outstanding, found);
         }
-    }
-    if overview.control.paused {
-        rows.push(("paused", "yes; metashift layout resume".to_owned()));
-    }
-    if let Some(units) = overview.control.write_units {
-        rows.push(("write rate", format!("at most {units} units a second")));
-    }
-    let cutover = overview.plan.as_ref().and_then(|plan| plan.cutover.as_ref());
-    if let Some(cutover) = cutover {
-        rows.push(("cutover", format!("{} by {}", cutover.epoch, cutover.owner)));
-        if !overview.leftovers.marker {
-            let held = elapsed(cutover.installed_at, now).as_secs();
-            rows.push(("barrier", format!("held for {held} s, deadline {}", cutover.deadline)));
+        let at = self.now();
+        let sample = Sample::of(&overview, at);
+        if self.samples.back().is_some_and(|last| last.work != sample.work) {
+            self.samples.clear();
         }
-    } else if overview.leftovers.barrier && !overview.leftovers.marker {
-        rows.push(("barrier", "stands, and no plan of ours knows it".to_owned()));
-    }
-    if let Some(verification) = &overview.verification {
-        rows.push((
-            "verification",
-            format!(
-                "{} of {} segments, {} items in v1, {} in v2, {} differences",
-                verification.done,
-                verification.segments,
-                verification.v1_items,
-                verification.v2_items,
-                verification.mismatched
-            ),
-        ));
-        for mismatch in verification.mismatches.iter().take(25) {
-            rows.push(("difference", format!("{:?}: {:?}", mismatch.key, mismatch.kind)));
+        self.samples.push_back(sample);
+        let recent = |sample: &Sample| metashift::environment::elapsed(sample.at, at) <= RATE_OVER;
+        while self.samples.len() > 2 && self.samples.front().is_some_and(|first| !recent(first)) {
+            self.samples.pop_front();
         }
+        let rate = look::rate(self.samples.iter()).or_else(|| look::average(&overview));
+        Ok(Look {
+            at,
+            expected: self.expected,
+            rate,
+            overview,
+            rejects: self.rejects.1.clone(),
+            trouble: self.trouble.clone(),
+        })
     }
-    let verification = overview.verification.as_ref().map(|one| {
-        json!({ "segments": one.segments, "done": one.done, "v1Items": one.v1_items, "v2Items": one.v2_items,
-                "mismatched": one.mismatched, "mismatches": one.mismatches })
-    });
-    output.rows(
-        &rows,
-        &json!({
-            "phase": overview.phase(), "authority": if overview.leftovers.marker { "v2" } else { "v1" },
-            "plan": overview.plan, "progress": progress, "segmentsDone": done, "itemsPerSecond": rate,
-            "secondsLeft": left,
-            "segments": overview.segments.iter()
-                .map(|one| json!({ "state": one.state, "scanned": one.scanned })).collect::<Vec<_>>(),
-            "control": overview.control, "barrier": overview.leftovers.barrier, "verification": verification,
-        }),
-    );
 }
