@@ -100,9 +100,10 @@ impl Failure {
             | "IncompleteSignatureException"
             | "MissingAuthenticationTokenException"
             | "ExpiredTokenException" => fatal(ErrorKind::AccessDenied, GRANT_ACCESS),
-            "ValidationException" | "SerializationException" => {
-                fatal(ErrorKind::InvalidInput, "the server refused the request as it was")
-            }
+            "ValidationException" | "SerializationException" => fatal(
+                ErrorKind::InvalidInput,
+                "check --table and --companion; metashift layout plan looks at both tables",
+            ),
             "UnknownOperationException" => {
                 fatal(ErrorKind::Unavailable, "this server does not offer the call")
             }
