@@ -8,10 +8,8 @@ pub(crate) mod sandbox;
 
 use metashift::{Error, ErrorKind, Result};
 
-use crate::output::Output;
-
 /// The manual page of the command and of every subcommand, one after another.
-pub(crate) fn manual(mut command: clap::Command, output: &Output) -> Result<()> {
+pub(crate) fn manual(mut command: clap::Command) -> Result<()> {
     fn render(command: &clap::Command, to: &mut Vec<u8>) -> std::io::Result<()> {
         clap_mangen::Man::new(command.clone()).render(to)?;
         command.get_subcommands().try_for_each(|sub| render(sub, to))
@@ -20,6 +18,6 @@ pub(crate) fn manual(mut command: clap::Command, output: &Output) -> Result<()> 
     let mut page = Vec::new();
     render(&command, &mut page)
         .map_err(|error| Error::new(ErrorKind::Internal, "the manual page has no form").because(error))?;
-    output.say(String::from_utf8_lossy(&page));
+    crate::output::put(String::from_utf8_lossy(&page));
     Ok(())
 }
