@@ -173,7 +173,7 @@ fn naming(error: Error, store: &str) -> Error {
 }
 
 /// The store that a URL names, once it has answered: SlateDB would wait for a wrong bucket or address for minutes.
-async fn reach(store: &str) -> Result<Location> {
+pub(crate) async fn reach(store: &str) -> Result<Location> {
     let location = Location::parse(store)?;
     let hint = "check the bucket, AWS_REGION, the credentials and AWS_ENDPOINT_URL_S3, then run it again";
     let path = location.path.clone();
@@ -262,7 +262,7 @@ async fn run_on(command: CatalogCommand, output: &Output) -> Result<()> {
             Ok(())
         }
         CatalogCommand::Create(Create { store: Store { store }, commit_log: true, .. }) => {
-            make_directory(&store)?;
+            make_directory(&store).map_err(|error| error.next("name a directory that can be written to"))?;
             let location = reach(&store).await?;
             show_log(&lifecycle::create(&location, &environment, &budget).await?, false, output)
         }
@@ -283,7 +283,7 @@ async fn run_on(command: CatalogCommand, output: &Output) -> Result<()> {
             show_log(&done, dry_run, output)
         }
         CatalogCommand::Create(Create { store: Store { store }, commit_log: false, sample }) => {
-            make_directory(&store)?;
+            make_directory(&store).map_err(|error| error.next("name a directory that can be written to"))?;
             let location = reach(&store).await?;
             let (format, snapshot) = if let Some(format) = sample {
                 seed::write(&location, Seed { format, ..SAMPLE }, &budget).await?;

@@ -8,7 +8,6 @@ use std::path::PathBuf;
 use clap::Args;
 use metashift::catalog::format::NEWEST;
 use metashift::catalog::inspect::inspect;
-use metashift::catalog::location::Location;
 use metashift::catalog::units::Registry;
 use metashift::environment::Environment;
 use metashift::layout::status::{self, Overview};
@@ -48,7 +47,7 @@ pub(crate) async fn run(args: ReportArgs, output: &Output) -> Result<()> {
         Some(store) => {
             let environment = Environment::system();
             let budget = Budget::unbounded(environment.clone());
-            let location = Location::parse(store)?;
+            let location = super::catalog::reach(store).await?;
             let found =
                 inspect(&location, &Registry::shipped(), NEWEST, false, &environment, &budget).await?;
             serde_json::to_value(&found).map_err(|error| {

@@ -173,7 +173,7 @@ impl Failure {
             }
             Self::Lost(text) | Self::Passing(text) => {
                 Error::new(ErrorKind::Unavailable, format!("{what}: {text}"))
-                    .next("check the endpoint and the network, then run it again")
+                    .next("check the endpoint, the region and the network, then run it again")
             }
             Self::Cancelled(reasons) => {
                 Error::new(ErrorKind::Internal, format!("{what}: cancelled: {reasons:?}"))
