@@ -29,17 +29,31 @@ pub(crate) async fn stop_asked() {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};
-        if let (Ok(mut end), Ok(mut hangup)) = (signal(SignalKind::terminate()), signal(SignalKind::hangup()))
-        {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        if let Ok(mut end) = signal(SignalKind::terminate()) {
+            let hangup = if hangup_ends(&status) { signal(SignalKind::hangup()).ok() } else { None };
+            let hung_up = async {
+                match hangup {
+                    Some(mut hangup) => hangup.recv().await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 _ = tokio::signal::ctrl_c() => {}
                 _ = end.recv() => {}
-                _ = hangup.recv() => {}
+                _ = hung_up => {}
             }
             return;
         }
     }
     let _asked = tokio::signal::ctrl_c().await;
+}
+
+/// Whether SIGHUP, by the kernel's account of this process, would end it: not under `nohup`, which ignores it.
+#[cfg(any(unix, test))]
+fn hangup_ends(status: &str) -> bool {
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 0)
 }
 
 /// A time for a person, with its zone.
@@ -340,6 +354,13 @@ mod tests {
         assert_eq!(key("tbl/a"), "\"tbl/a\"");
         let long = key(&"ä".repeat(600));
         assert!(long.chars().count() < 160 && long.contains("1200 bytes"), "{long}");
+    }
+
+    #[test]
+    fn what_runs_under_nohup_outlives_its_session() {
+        assert!(hangup_ends("Name:\tm\nSigIgn:\t0000000000001000\n"));
+        assert!(!hangup_ends("Name:\tm\nSigIgn:\t0000000000001001\n"));
+        assert!(!hangup_ends(""));
     }
 
     #[test]
