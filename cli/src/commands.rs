@@ -9,8 +9,6 @@ pub(crate) mod sandbox;
 use metashift::error::Class;
 use metashift::{Error, ErrorKind, Result};
 
-use crate::output::Output;
-
 /// Every exit code: what it means, and the names of the errors that end with it.
 pub(crate) fn exit_codes() -> Vec<(u8, &'static str, Vec<&'static str>)> {
     let done = (0, "done, or nothing to do", Vec::new());
@@ -36,7 +34,7 @@ fn exit_codes_in_manual() -> String {
 }
 
 /// The manual page of the command and of every subcommand, one after another.
-pub(crate) fn manual(mut command: clap::Command, output: &Output) -> Result<()> {
+pub(crate) fn manual(mut command: clap::Command) -> Result<()> {
     fn render(command: &clap::Command, to: &mut Vec<u8>) -> std::io::Result<()> {
         clap_mangen::Man::new(command.clone()).render(to)?;
         command.get_subcommands().try_for_each(|sub| render(sub, to))
@@ -46,7 +44,7 @@ pub(crate) fn manual(mut command: clap::Command, output: &Output) -> Result<()> 
     render(&command, &mut page)
         .map_err(|error| Error::new(ErrorKind::Internal, "the manual page has no form").because(error))?;
     page.extend(exit_codes_in_manual().into_bytes());
-    output.say(String::from_utf8_lossy(&page));
+    crate::output::put(String::from_utf8_lossy(&page));
     Ok(())
 }
 

@@ -26,11 +26,19 @@ pub(crate) struct MachineArgs {
     #[arg(long, value_name = "ARN", env = "METASHIFT_STATE_MACHINE")]
     state_machine: Option<String>,
     /// Name of the execution, and so of the run: 1 to 64 letters, digits, -, _ or .; a random one unless named.
-    #[arg(long)]
+    #[arg(long, value_parser = run_name)]
     name: Option<String>,
     /// Follows this execution, by its ARN, instead of starting one.
     #[arg(long, value_name = "ARN", conflicts_with = "name")]
     attach: Option<String>,
+}
+
+fn run_name(text: &str) -> std::result::Result<String, String> {
+    let valid = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if (1..=64).contains(&text.len()) && text.chars().all(valid) {
+        return Ok(text.to_owned());
+    }
+    Err("1 to 64 letters, digits, -, _ or . are possible".to_owned())
 }
 
 /// A state machine that executions are started of.
@@ -73,13 +81,15 @@ impl Machine {
 
     /// Starts an execution, or attaches to the one that is named or runs already, and gives its ARN.
     ///
-    /// `Superseded` where that one is of another mode, table or store.
+    /// `Superseded` where that one is of another mode, table or store. `look` is waited for before one is started: what
+    /// is wrong with the input is better said than started.
     pub(crate) async fn start(
         &self,
         args: &MachineArgs,
         id: &str,
         input: &Value,
         output: &Output,
+        look: impl Future<Output = Result<()>>,
     ) -> Result<String> {
         if let Some(attach) = &args.attach {
             self.check_same(attach, input).await?;
@@ -93,6 +103,7 @@ impl Machine {
                 .say("one is running already; following that (name another with --name to start beside it)");
             return Ok(running);
         }
+        look.await?;
         let name = args.name.clone().unwrap_or_else(|| id.to_owned());
         let started = self
             .client
@@ -190,6 +201,11 @@ impl Machine {
 fn announce(arn: &str, output: &Output) {
     let region = arn.split(':').nth(3).unwrap_or_default();
     output.say(format!("execution {arn}"));
+    // A server on this machine has no console.
+    if ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_SFN"].iter().any(|name| std::env::var_os(name).is_some()) {
+        output.emit(&json!({ "execution": arn }));
+        return;
+    }
     output.say(format!(
         "  https://{region}.console.aws.amazon.com/states/home?region={region}#/v2/executions/details/{arn}"
     ));
@@ -238,7 +254,10 @@ where
     R: std::fmt::Debug + 'static,
 {
     let code = error.as_service_error().and_then(ProvideErrorMetadata::code).unwrap_or_default();
-    let text = DisplayErrorContext(error).to_string();
+    let text = match error.as_service_error() {
+        Some(service) => format!("{code}: {}", service.message().unwrap_or("no message")),
+        None => DisplayErrorContext(error).to_string(),
+    };
     let (kind, next) = match code {
         "AccessDeniedException" => {
             (ErrorKind::AccessDenied, "allow the command to list, start and describe executions")
@@ -268,6 +287,14 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_that_an_execution_cannot_have_is_refused_before_it_starts() {
+        assert_eq!(run_name("run-1_a.b").as_deref(), Ok("run-1_a.b"));
+        for name in ["", "bad name", &"n".repeat(65)] {
+            assert!(run_name(name).is_err(), "{name}");
+        }
+    }
 
     #[test]
     fn a_failed_execution_ends_with_the_error_that_it_names() {

@@ -1,7 +1,7 @@
 //! `metashift`: migrations of lake metadata, from a terminal.
 //!
 //! Exit codes: 0 done or nothing to do, 1 internal, 2 fix the input, 3 stop and look, 4 retry later, 5 somebody else
-//! has it, 6 refused by state, 130 stopped by the user and resumable.
+//! has it, 6 refused by state, 130 stopped (Ctrl-C, SIGTERM, SIGHUP) and resumable.
 
 mod commands;
 mod connect;
@@ -17,7 +17,7 @@ use output::Output;
 
 /// Serverless, crash-safe migrations of lake metadata.
 #[derive(Debug, Parser)]
-#[command(name = "metashift", version = concat!(env!("CARGO_PKG_VERSION"), " (", env!("METASHIFT_COMMIT"), ")"), about, max_term_width = 100)]
+#[command(name = "metashift", version = concat!(env!("CARGO_PKG_VERSION"), " (", env!("METASHIFT_COMMIT"), ")"), max_term_width = 100)]
 struct Cli {
     /// One JSON object a line while running, one at the end.
     #[arg(long, global = true)]
@@ -71,10 +71,10 @@ fn main() -> ExitCode {
                 Command::Completions { shell } => {
                     let mut script = Vec::new();
                     clap_complete::generate(shell, &mut Cli::command(), "metashift", &mut script);
-                    output.say(String::from_utf8_lossy(&script));
+                    output::put(String::from_utf8_lossy(&script));
                     Ok(())
                 }
-                Command::Man => commands::manual(Cli::command(), &output),
+                Command::Man => commands::manual(Cli::command()),
             }
         };
         tokio::pin!(work);
@@ -88,7 +88,7 @@ fn main() -> ExitCode {
                         ExitCode::from(error.kind().exit_code())
                     }
                 },
-                _ = tokio::signal::ctrl_c() => {
+                () = output::stop_asked() => {
                     if !output.stop_is_handled() {
                         output.stopped();
                         return ExitCode::from(Class::Stopped.exit_code());

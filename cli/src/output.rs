@@ -5,17 +5,92 @@ use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use comfy_table::Table;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
-use indicatif::{ProgressBar, ProgressStyle};
+use comfy_table::{ContentArrangement, Table};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
+use jiff::Timestamp;
 use metashift::Error;
 use metashift::layout::run::{Event, Observer};
 use metashift::step::Progress;
 use serde_json::{Value, json};
 
 /// A line on standard output. Whoever read it may have gone away (`| head`); the work goes on without them.
-fn put(line: impl std::fmt::Display) {
+pub(crate) fn put(line: impl std::fmt::Display) {
     let _gone = writeln!(std::io::stdout(), "{line}");
+}
+
+/// A line on standard error, which may have gone away with its terminal.
+fn note(line: impl std::fmt::Display) {
+    let _gone = writeln!(std::io::stderr(), "{line}");
+}
+
+/// Ctrl-C, the end of the session, or a supervisor's request to end.
+pub(crate) async fn stop_asked() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        if let Ok(mut end) = signal(SignalKind::terminate()) {
+            let hangup = if hangup_ends(&status) { signal(SignalKind::hangup()).ok() } else { None };
+            let hung_up = async {
+                match hangup {
+                    Some(mut hangup) => hangup.recv().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                _ = tokio::signal::ctrl_c() => {}
+                _ = end.recv() => {}
+                _ = hung_up => {}
+            }
+            return;
+        }
+    }
+    let _asked = tokio::signal::ctrl_c().await;
+}
+
+/// Whether SIGHUP, by the kernel's account of this process, would end it: not under `nohup`, which ignores it.
+#[cfg(any(unix, test))]
+fn hangup_ends(status: &str) -> bool {
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 0)
+}
+
+/// A time for a person, with its zone.
+pub(crate) fn time(at: Timestamp) -> String {
+    at.strftime("%F %T UTC").to_string()
+}
+
+/// Most characters of a key in a table for a person; `--json` has all of it.
+const MOST_SHOWN: usize = 100;
+
+/// A key for a person: quoted, and cut where nobody would read on.
+pub(crate) fn key(key: &str) -> String {
+    if key.chars().count() <= MOST_SHOWN {
+        return format!("{key:?}");
+    }
+    let head: String = key.chars().take(MOST_SHOWN).collect();
+    format!("{head:?}… ({} bytes; --json has all of it)", key.len())
+}
+
+/// A table that fits the terminal, if there is one.
+fn framed() -> Table {
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED);
+    if std::io::stdout().is_terminal()
+        && let Some((terminal_size::Width(width), _)) = terminal_size::terminal_size()
+        && width > 0
+    {
+        table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
+    }
+    table
+}
+
+/// The rate of a bar, without decimals that flicker.
+pub(crate) fn with_rate(style: ProgressStyle) -> ProgressStyle {
+    style.with_key("rate", |state: &ProgressState, to: &mut dyn std::fmt::Write| {
+        let _unwritten = write!(to, "{:.0}/s", state.per_sec());
+    })
 }
 
 /// Where everything that is said goes.
@@ -82,8 +157,7 @@ impl Output {
             put(value);
             return;
         }
-        let mut table = Table::new();
-        table.load_style(UTF8_FULL_CONDENSED);
+        let mut table = framed();
         for (name, text) in rows {
             table.add_row([(*name).to_owned(), text.clone()]);
         }
@@ -95,8 +169,8 @@ impl Output {
         if self.json {
             return;
         }
-        let mut table = Table::new();
-        table.load_style(UTF8_FULL_CONDENSED).set_header(header.iter().copied());
+        let mut table = framed();
+        table.set_header(header.iter().copied());
         table.add_rows(rows);
         put(&table);
     }
@@ -111,9 +185,9 @@ impl Output {
                 "exitCode": error.kind().exit_code(),
             }}));
         } else {
-            eprintln!("error: {}: {}", error.kind(), error.message());
+            note(format!("error: {}: {}", error.kind(), error.message()));
             if let Some(next) = error.next_step() {
-                eprintln!(" next: {next}");
+                note(format!(" next: {next}"));
             }
         }
     }
@@ -123,7 +197,7 @@ impl Output {
         if self.json {
             put(json!({ "stopped": true, "exitCode": 130 }));
         } else {
-            eprintln!("\nstopped; {}", self.kept.lock().unwrap_or_else(PoisonError::into_inner));
+            note(format!("\nstopped; {}", self.kept.lock().unwrap_or_else(PoisonError::into_inner)));
         }
     }
 
@@ -156,6 +230,8 @@ struct Bars {
     of: u32,
     done: u32,
     name: &'static str,
+    /// What the last walk counted.
+    last: String,
     terminal: bool,
 }
 
@@ -168,6 +244,7 @@ impl Bars {
             of: 0,
             done: 0,
             name: "",
+            last: String::new(),
             terminal: std::io::stderr().is_terminal(),
         }
     }
@@ -196,7 +273,7 @@ impl Bars {
             }
             Event::Note(text) => match &self.bar {
                 Some(bar) => bar.println(text),
-                None => eprintln!("{text}"),
+                None => note(text),
             },
         }
     }
@@ -209,12 +286,12 @@ impl Bars {
         let directions = if matches!(self.name, "backfill" | "survey" | "verify exactly") { 1 } else { 2 };
         let bar = ProgressBar::new(self.expected.unwrap_or(0) * directions);
         let template = if self.expected.is_some() {
-            "{prefix:>14} {wide_bar} {human_pos}/{human_len} items, {per_sec}, {eta} left, {msg}"
+            "{prefix:>14} {wide_bar} {human_pos}/{human_len} items, {rate}, {eta} left, {msg}"
         } else {
-            "{prefix:>14} {spinner} {human_pos} items, {per_sec}, {msg}"
+            "{prefix:>14} {spinner} {human_pos} items, {rate}, {msg}"
         };
         if let Ok(style) = ProgressStyle::with_template(template) {
-            bar.set_style(style);
+            bar.set_style(with_rate(style));
         }
         bar.set_prefix(self.name);
         bar
@@ -231,10 +308,64 @@ impl Bars {
         for progress in self.segments.values() {
             total += *progress;
         }
-        eprintln!(
-            "{:>14}: {} items scanned, {} written, {} equal, {} rejected, {} diverged",
-            self.name, total.scanned, total.copied, total.already_live, total.rejected, total.diverged
-        );
+        let line = format!("{:>14}: {}", self.name, counts(self.name, total));
+        if line == self.last {
+            note(format!("{:>14}: done already", self.name));
+        } else {
+            note(&line);
+        }
+        self.last = line;
         self.name = "";
+    }
+}
+
+/// What a walk of this name counted; what it never does is left out.
+fn counts(name: &str, total: Progress) -> String {
+    let mut parts = vec![format!("{} items scanned", total.scanned)];
+    match name {
+        "survey" => parts.push(format!("{} cannot move", total.rejected)),
+        "backfill" | "repair" => parts.extend([
+            format!("{} written", total.copied),
+            format!("{} equal", total.already_live),
+            format!("{} rejected", total.rejected),
+            format!("{} diverged", total.diverged),
+        ]),
+        _ => parts.extend([
+            format!("{} equal", total.already_live),
+            format!("{} diverged", total.diverged + total.rejected),
+        ]),
+    }
+    parts.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_counts_what_its_walk_does_and_nothing_else() {
+        let total = Progress { scanned: 9, copied: 4, already_live: 3, rejected: 2, ..Progress::default() };
+        assert_eq!(counts("survey", total), "9 items scanned, 2 cannot move");
+        assert_eq!(counts("backfill", total), "9 items scanned, 4 written, 3 equal, 2 rejected, 0 diverged");
+        assert_eq!(counts("verify", total), "9 items scanned, 3 equal, 2 diverged");
+    }
+
+    #[test]
+    fn a_long_key_is_cut_at_a_character_and_says_how_long_it_is() {
+        assert_eq!(key("tbl/a"), "\"tbl/a\"");
+        let long = key(&"ä".repeat(600));
+        assert!(long.chars().count() < 160 && long.contains("1200 bytes"), "{long}");
+    }
+
+    #[test]
+    fn what_runs_under_nohup_outlives_its_session() {
+        assert!(hangup_ends("Name:\tm\nSigIgn:\t0000000000001000\n"));
+        assert!(!hangup_ends("Name:\tm\nSigIgn:\t0000000000001001\n"));
+        assert!(!hangup_ends(""));
+    }
+
+    #[test]
+    fn a_time_names_its_zone_and_no_fractions() {
+        assert_eq!(time("2026-11-30T03:21:04.724520228Z".parse().unwrap()), "2026-11-30 03:21:04 UTC");
     }
 }

@@ -22,11 +22,12 @@ use metashift::catalog::units::Registry;
 use metashift::environment::{Environment, elapsed};
 use metashift::step::{Budget, Status, StepOutput};
 use metashift::{Error, ErrorKind, Result};
+use object_store::Error as ObjectError;
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::execution::{Machine, MachineArgs};
-use crate::output::Output;
+use crate::output::{Output, with_rate};
 
 mod demo;
 
@@ -135,21 +136,106 @@ fn format(text: &str) -> std::result::Result<u64, String> {
     target.ok_or_else(|| "one of 9, 11 and 12".to_owned())
 }
 
+/// How long a store may take for its first answer.
+const FIRST_ANSWER: Duration = Duration::from_secs(30);
+
+impl CatalogCommand {
+    fn store(&self) -> &str {
+        match self {
+            Self::Status(target) => &target.store.store,
+            Self::Run(run) => &run.target.store.store,
+            Self::Checkpoints(store) | Self::Abandon(store) => &store.store,
+            Self::Create(create) => &create.store.store,
+            Self::AdoptLog(change) | Self::DemoteLog(change) => &change.store.store,
+            Self::TruncateLog(truncate) => &truncate.change.store.store,
+        }
+    }
+}
+
 pub(crate) async fn run(command: CatalogCommand, output: &Output) -> Result<()> {
+    let store = command.store().to_owned();
+    run_on(command, output).await.map_err(|error| naming(error, &store))
+}
+
+/// The error with a next step that names the store.
+fn naming(error: Error, store: &str) -> Error {
+    let next = match error.next_step() {
+        Some("metashift catalog create") => {
+            format!("check the path, or make a catalog there: metashift catalog create {store}")
+        }
+        Some("metashift catalog run") => format!("metashift catalog run {store}"),
+        Some(_) if error.message().contains("no such directory") => {
+            format!("check the path, or make a catalog there: metashift catalog create {store}")
+        }
+        _ => return error,
+    };
+    error.next(next)
+}
+
+/// The store that a URL names, once it has answered: SlateDB would wait for a wrong bucket or address for minutes.
+pub(crate) async fn reach(store: &str) -> Result<Location> {
+    let location = Location::parse(store)?;
+    let hint = "check the bucket, AWS_REGION, the credentials and AWS_ENDPOINT_URL_S3, then run it again";
+    let path = location.path.clone();
+    let first = tokio::time::timeout(FIRST_ANSWER, location.store.list_with_delimiter(Some(&path))).await;
+    let (kind, what) = match first {
+        Ok(Ok(_)) => return Ok(location),
+        Ok(Err(error)) => unreached(&error),
+        Err(_) => (ErrorKind::Unavailable, format!("no answer within {} s", FIRST_ANSWER.as_secs())),
+    };
+    Err(Error::new(kind, format!("store {store}: {what}")).next(hint))
+}
+
+/// Why a store cannot be reached, in one line.
+fn unreached(error: &ObjectError) -> (ErrorKind, String) {
+    let text = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+    match error {
+        ObjectError::PermissionDenied { .. } | ObjectError::Unauthenticated { .. } => {
+            (ErrorKind::AccessDenied, text)
+        }
+        _ if text.contains("NoSuchBucket") => (ErrorKind::InvalidInput, "there is no such bucket".to_owned()),
+        _ => (ErrorKind::Unavailable, text),
+    }
+}
+
+/// The store that a URL names, if a catalog is there.
+async fn there(store: &str, environment: &Environment, budget: &Budget) -> Result<Location> {
+    let location = reach(store).await?;
+    match inspect(&location, &Registry::shipped(), NEWEST, false, environment, budget).await {
+        Err(error) if error.kind() == ErrorKind::InvalidInput => Err(error),
+        _ => Ok(location),
+    }
+}
+
+async fn run_on(command: CatalogCommand, output: &Output) -> Result<()> {
     let environment = Environment::system();
     let budget = Budget::unbounded(environment.clone());
     match command {
         CatalogCommand::Status(target) => {
-            let location = Location::parse(&target.store.store)?;
+            let location = reach(&target.store.store).await?;
             let registry = Registry::shipped();
             let found = inspect(&location, &registry, target.to_format, false, &environment, &budget).await?;
-            show_inspection(&found, output)
+            show_inspection(&found, output)?;
+            if !found.plan.is_empty() {
+                output.say(format!(
+                    "next: metashift catalog run {} --dry-run checks and counts every record; without --dry-run it migrates",
+                    target.store.store
+                ));
+            }
+            Ok(())
         }
         CatalogCommand::Run(run) => migrate(run, &environment, budget, output).await,
         CatalogCommand::Checkpoints(Store { store }) => {
-            let location = Location::parse(&store)?;
+            let location = reach(&store).await?;
             let listed = checkpoints::list(&location, &environment, &Deadline::of(&budget)).await?;
+            if listed.is_empty() {
+                there(&store, &environment, &budget).await?;
+                output.say("no checkpoints");
+            }
             output.emit(&json!({ "checkpoints": listed }));
+            if listed.is_empty() {
+                return Ok(());
+            }
             let rows = listed.into_iter().map(|found| {
                 let expires = found.expires.unwrap_or_else(|| "never".to_owned());
                 let expires = if found.expired { format!("{expires} (expired)") } else { expires };
@@ -165,7 +251,7 @@ pub(crate) async fn run(command: CatalogCommand, output: &Output) -> Result<()> 
             Ok(())
         }
         CatalogCommand::Abandon(Store { store }) => {
-            let location = Location::parse(&store)?;
+            let location = there(&store, &environment, &budget).await?;
             let done = abandon(&location, &Registry::shipped(), &environment, budget).await?;
             let rows = [
                 ("abandoned", done.unit.clone()),
@@ -176,32 +262,29 @@ pub(crate) async fn run(command: CatalogCommand, output: &Output) -> Result<()> 
             Ok(())
         }
         CatalogCommand::Create(Create { store: Store { store }, commit_log: true, .. }) => {
-            make_directory(&store)?;
-            show_log(
-                &lifecycle::create(&Location::parse(&store)?, &environment, &budget).await?,
-                false,
-                output,
-            )
+            make_directory(&store).map_err(|error| error.next("name a directory that can be written to"))?;
+            let location = reach(&store).await?;
+            show_log(&lifecycle::create(&location, &environment, &budget).await?, false, output)
         }
         CatalogCommand::AdoptLog(Change { store: Store { store }, dry_run }) => {
-            let location = Location::parse(&store)?;
+            let location = reach(&store).await?;
             show_log(&lifecycle::adopt(&location, dry_run, &environment, &budget).await?, dry_run, output)
         }
         CatalogCommand::DemoteLog(Change { store: Store { store }, dry_run }) => {
-            let location = Location::parse(&store)?;
+            let location = reach(&store).await?;
             show_log(&lifecycle::demote(&location, dry_run, &environment, &budget).await?, dry_run, output)
         }
         CatalogCommand::TruncateLog(Truncate {
             change: Change { store: Store { store }, dry_run },
             keep,
         }) => {
-            let location = Location::parse(&store)?;
+            let location = there(&store, &environment, &budget).await?;
             let done = lifecycle::truncate(&location, keep, dry_run, &environment, &budget).await?;
             show_log(&done, dry_run, output)
         }
         CatalogCommand::Create(Create { store: Store { store }, commit_log: false, sample }) => {
-            make_directory(&store)?;
-            let location = Location::parse(&store)?;
+            make_directory(&store).map_err(|error| error.next("name a directory that can be written to"))?;
+            let location = reach(&store).await?;
             let (format, snapshot) = if let Some(format) = sample {
                 seed::write(&location, Seed { format, ..SAMPLE }, &budget).await?;
                 (format, LAST_SNAPSHOT)
@@ -213,6 +296,7 @@ pub(crate) async fn run(command: CatalogCommand, output: &Output) -> Result<()> 
             };
             let rows = [("format", format.to_string()), ("latest snapshot", snapshot.to_string())];
             output.rows(&rows, &json!({ "format": format, "snapshotId": snapshot }));
+            output.say(format!("next: metashift catalog status {store}"));
             Ok(())
         }
     }
@@ -233,17 +317,28 @@ async fn migrate(run: Migrate, environment: &Environment, budget: Budget, output
         return execute(&run.machine, run.region.as_deref(), &input, environment, output).await;
     }
     if run.dry_run {
-        let location = Location::parse(&input.store)?;
+        let location = reach(&input.store).await?;
         let registry = Registry::shipped();
         let found = inspect(&location, &registry, input.to_format, true, environment, &budget).await?;
-        return show_inspection(&found, output);
+        show_inspection(&found, output)?;
+        output.say("nothing was written");
+        return Ok(());
     }
+    reach(&input.store).await?;
     // Ctrl-C drops the run: what is durable stays, and the same command goes on from there.
     let progress = ProgressLine::new(environment, output);
     let observe = |report: &Report| progress.show(report);
     let answer = invoke(&input, environment, budget, Stop::default(), &observe).await;
     progress.bar.finish_and_clear();
-    show_answer(&answer?, output)
+    let answer = answer?;
+    show_answer(&answer, output)?;
+    let taken = answer.details.get("preCheckpoint").is_some_and(|name| !name.is_null());
+    if taken && answer.status == Status::Done {
+        output.say("the checkpoint from before is removed: the target is reached");
+    } else if input.checkpoint && !taken && answer.details.get("resumed") == Some(&Value::Bool(true)) {
+        output.say("no checkpoint from before was taken: the migration was under way already");
+    }
+    Ok(())
 }
 
 /// Starts the state machine, or attaches to it, and follows it and the store to the end.
@@ -254,6 +349,7 @@ async fn execute(
     environment: &Environment,
     output: &Output,
 ) -> Result<()> {
+    let location = Location::parse(&input.store)?;
     let machine = Machine::find(args, "-catalog-format", region).await?;
     let mut asked = json!({
         "version": VERSION, "mode": "run", "store": input.store, "toFormat": input.to_format,
@@ -262,8 +358,11 @@ async fn execute(
     if let (Some(origin), Value::Object(asked)) = (input.commit_log_origin, &mut asked) {
         asked.insert("commitLogOrigin".to_owned(), origin.into());
     }
-    let execution = machine.start(args, &environment.id(), &asked, output).await?;
-    let location = Location::parse(&input.store)?;
+    let execution = machine
+        .start(args, &environment.id(), &asked, output, async {
+            there(&input.store, environment, &Budget::unbounded(environment.clone())).await.map(drop)
+        })
+        .await?;
     let ended = machine
         .follow(&execution, output, || async {
             let budget = Budget::unbounded(environment.clone());
@@ -299,9 +398,9 @@ impl<'a> ProgressLine<'a> {
     fn new(environment: &'a Environment, output: &'a Output) -> Self {
         let shown = !output.is_json() && std::io::stderr().is_terminal();
         let bar = if shown { ProgressBar::no_length() } else { ProgressBar::hidden() };
-        let template = "{msg:>28} {wide_bar} {human_pos}/{human_len} records, {per_sec}";
+        let template = "{msg:>28} {wide_bar} {human_pos}/{human_len} records, {rate}";
         if let Ok(style) = ProgressStyle::with_template(template) {
-            bar.set_style(style);
+            bar.set_style(with_rate(style));
         }
         Self { environment, output, bar, last: Mutex::new(None) }
     }
@@ -345,6 +444,8 @@ fn show_answer(answer: &StepOutput, output: &Output) -> Result<()> {
     output.rows(&rows, &value);
     if answer.status != Status::Done {
         output.say("not finished; the same command goes on from here");
+    } else if value.get("units").and_then(Value::as_array).is_some_and(Vec::is_empty) {
+        output.say("there was nothing to do");
     }
     Ok(())
 }
@@ -406,6 +507,7 @@ fn as_json(value: &impl Serialize) -> Result<Value> {
 fn text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
+        Value::Array(parts) if parts.is_empty() => "none".to_owned(),
         Value::Array(parts) => parts.iter().map(text).collect::<Vec<_>>().join(", "),
         other => other.to_string(),
     }

@@ -12,10 +12,12 @@ mod run;
 mod status;
 
 use clap::Subcommand;
-use metashift::Result;
 use metashift::layout::Tables;
 use metashift::layout::cutover;
+use metashift::layout::plan::refused;
+use metashift::layout::records::plan::{Plan, State};
 use metashift::layout::records::segment::MismatchKind;
+use metashift::{Error, ErrorKind, Result};
 
 use crate::output::Output;
 
@@ -70,6 +72,18 @@ async fn release_expired(tables: &Tables, output: &Output) -> Result<()> {
         output.say(format!("released the barrier of the expired cutover {}", cutover.epoch));
     }
     Ok(())
+}
+
+/// The refusal of a command that is for after the marker.
+pub(crate) fn before_marker(plan: &Plan) -> Error {
+    if plan.state == State::Open {
+        return Error::new(
+            ErrorKind::PlanMismatch,
+            "v1 is the authority still: this is for after the cutover",
+        )
+        .next("compare the tables before it with metashift layout run --rehearse; cut over with --finalize");
+    }
+    refused(plan, State::Final)
 }
 
 /// What differs, in the word that the records use.

@@ -8,7 +8,6 @@ use std::path::PathBuf;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use metashift::catalog::format::NEWEST;
 use metashift::catalog::inspect::inspect;
-use metashift::catalog::location::Location;
 use metashift::catalog::units::Registry;
 use metashift::environment::Environment;
 use metashift::step::Budget;
@@ -79,7 +78,7 @@ pub(crate) async fn run(args: ReportArgs, output: &Output) -> Result<()> {
         None => None,
         Some(store) => {
             let budget = Budget::unbounded(environment.clone());
-            let (location, registry) = (Location::parse(&store)?, Registry::shipped());
+            let (location, registry) = (super::catalog::reach(&store).await?, Registry::shipped());
             let found = inspect(&location, &registry, NEWEST, false, &environment, &budget).await?;
             Some(Catalog { store, found })
         }

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use super::batch::{Anchor, Batch};
 use super::deadline::Deadline;
 use super::location::Location;
-use super::log::{agreed, origin_unknown};
+use super::log::{Log, agreed, origin_unknown};
 use super::read::Read;
 use super::store::{Ending, Sighting, look};
 use crate::Result;
@@ -79,7 +79,11 @@ pub async fn open(
     if let Some(logged) = sighting.log {
         // Refused before the writer of somebody else is fenced.
         let batch_seq = sighting.records.head.unwrap_or_default().batch_seq;
-        let origin = agreed(logged.origin, asked_origin, batch_seq)?.ok_or_else(origin_unknown)?;
+        let origin = match logged.origin {
+            Some(known) => agreed(Some(known), asked_origin, batch_seq)?,
+            None => Log::of(location, deadline).origin(&sighting.records, asked_origin).await?,
+        };
+        let origin = origin.ok_or_else(origin_unknown)?;
         let folder = Folder::open(location, epoch, Some(origin), environment, deadline).await?;
         if !folder.is_demoted().await {
             return Ok(Box::new(folder));

@@ -169,6 +169,17 @@ impl Log {
             Some(origin) => Some(origin),
             None => self.origin_of_first_slot().await?,
         };
+        if let (None, Some(asked)) = (known, asked) {
+            // An empty log has nothing but what the floor has passed, and all of it is in the index.
+            let expected = batch_seq.saturating_sub(self.floor().await?.sequence);
+            if asked != expected {
+                return Err(Error::new(
+                    ErrorKind::InvalidInput,
+                    format!("the index is at batch {batch_seq} and no slot is left: its commit log did not begin at {asked}"),
+                )
+                .next(format!("if the index is whole, --commit-log-origin {expected}; if it is an old copy, bring back the newest")));
+            }
+        }
         agreed(known, asked, batch_seq)
     }
 

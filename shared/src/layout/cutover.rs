@@ -370,6 +370,10 @@ async fn self_heal(
 
 /// Releases a cutover whose deadline has passed, unless it is held: any later command ends what a dead run left.
 pub async fn release_expired(tables: &Tables) -> Result<Option<Cutover>> {
+    // A server that does not answer is an error soon; only a release is patient.
+    if load_plan(tables).await?.is_none_or(|stored| stored.record.state != State::Finalizing) {
+        return Ok(None);
+    }
     match release_barrier(tables, None, Why::Deadline).await? {
         Released::Released(cutover) => Ok(Some(cutover)),
         _ => Ok(None),

@@ -100,6 +100,10 @@ impl Estimate {
     }
 }
 
+/// The warning of an estimate that rests on no survey.
+pub const UNSURVEYED: &str =
+    "items and bytes are DynamoDB's own count, up to six hours old; --survey counts exactly";
+
 /// What was found.
 #[derive(Debug, Clone)]
 pub struct Report {
@@ -165,10 +169,7 @@ pub async fn preflight(
     }
     let estimate = Estimate::of(v1.items, v1.bytes);
     if v1.items > 0 {
-        warnings.push(
-            "items and bytes are DynamoDB's own count, up to six hours old; --survey counts exactly"
-                .to_owned(),
-        );
+        warnings.push(UNSURVEYED.to_owned());
     }
     match writes_per_second {
         None => warnings.push("how often v1 is written is not known".to_owned()),

@@ -252,7 +252,10 @@ impl Run {
             // An answer that was lost may have left the barrier standing.
             Err(error) => return self.released_after(start, error).await,
         };
-        self.note(format!("writers are paused until {} at the latest", cutover.deadline));
+        self.note(format!(
+            "writers are paused until {} at the latest",
+            cutover.deadline.strftime("%F %T UTC")
+        ));
         match self.publish(&plan, &start.epoch).await {
             Ok(consumed) => {
                 let held = crate::environment::elapsed(cutover.installed_at, self.tables.environment().now());
@@ -385,7 +388,7 @@ impl Run {
                 }
                 Status::Paused => {
                     if !std::mem::replace(&mut paused, true) {
-                        self.note("paused; goes on with metashift layout resume, Ctrl-C stops it for later");
+                        self.note("paused; metashift layout resume lets it go on, Ctrl-C stops it for later");
                     }
                     running.push(turn(number, PAUSED_POLL));
                 }

@@ -389,8 +389,10 @@ async fn format_ten_without_an_origin_takes_it_from_the_operator_or_the_first_sl
     let refused = migrate(&watched, &Request::to(12), budget()).await;
     assert_eq!(kind(&refused), ErrorKind::Migration);
     assert!(refused.unwrap_err().next_step().unwrap().contains("--commit-log-origin"));
-    let asked = Request { commit_log_origin: Some(head.batch_seq + 1), ..Request::to(12) };
-    assert_eq!(kind(&migrate(&watched, &asked, budget()).await), ErrorKind::InvalidInput);
+    for wrong in [0, head.batch_seq - 1, head.batch_seq + 1] {
+        let asked = Request { commit_log_origin: Some(wrong), ..Request::to(12) };
+        assert_eq!(kind(&migrate(&watched, &asked, budget()).await), ErrorKind::InvalidInput);
+    }
     assert_eq!(mortal.writes(), 0, "refused before anybody is fenced");
     let reader = CatalogReader::open(&at(&store), POLL, &budget()).await.unwrap();
     assert_eq!(reader.read(|view| async move { Ok(view.format()) }).await.unwrap(), 10);

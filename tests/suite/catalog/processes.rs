@@ -222,3 +222,21 @@ async fn the_commands_of_a_commit_log_take_a_catalog_through_its_whole_life() {
     );
     assert_eq!(run(&["create", &url, "--commit-log"], None).await.0, Some(0));
 }
+
+#[tokio::test]
+async fn a_directory_without_a_catalog_is_said_by_every_command_and_stays_as_it_is() {
+    let directory = Directory::new(&environment());
+    let url = format!("file://{}", directory.0.display());
+    for command in ["status", "run", "checkpoints", "abandon", "adopt-log", "demote-log", "truncate-log"] {
+        for url in [url.clone(), format!("{url}/missing")] {
+            let mut process = Command::new(env!("CARGO_BIN_EXE_metashift"));
+            let output = process.args(["--json", "catalog", command, &url]).output().await.unwrap();
+            let said = last_line(&output.stdout);
+            assert_eq!(output.status.code(), Some(2), "{command} {url}: {said}");
+            assert_eq!(said["error"]["name"], "InvalidInput", "{command} {url}: {said}");
+            let next = said["error"]["next"].as_str().unwrap();
+            assert!(next.contains(&format!("catalog create {url}")), "{command} {url}: {next}");
+        }
+    }
+    assert_eq!(std::fs::read_dir(&directory.0).unwrap().count(), 0);
+}

@@ -60,8 +60,13 @@ fn finalize(epoch: &str) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn ctrl_c_during_a_cutover_releases_the_barrier_and_the_command_goes_on_later() {
-    for held in ["/verify/e1/v1/0", "prefix-v2-authority"] {
+async fn a_signal_during_a_cutover_releases_the_barrier_and_the_command_goes_on_later() {
+    for (signal, held) in [
+        ("-INT", "/verify/e1/v1/0"),
+        ("-INT", "prefix-v2-authority"),
+        ("-TERM", "/verify/e1/v1/0"),
+        ("-HUP", "prefix-v2-authority"),
+    ] {
         let lake = Lake::with_items(40).await;
         lake.run(2).backfill().await.unwrap();
         let proxy = lake.proxy().await;
@@ -75,7 +80,7 @@ async fn ctrl_c_during_a_cutover_releases_the_barrier_and_the_command_goes_on_la
         proxy.reached("held", 1).await;
         assert_eq!(lake.value(Side::V1, BARRIER_KEY).await.as_deref(), Some(BARRIER_VALUE));
         let pid = cutover.id().unwrap().to_string();
-        assert!(Command::new("kill").args(["-INT", &pid]).status().await.unwrap().success());
+        assert!(Command::new("kill").args([signal, &pid]).status().await.unwrap().success());
         let (code, said) = ended(&cutover.wait_with_output().await.unwrap());
         assert_eq!((code, &said["stopped"]), (Some(130), &Value::Bool(true)), "{held}: {said}");
         assert_eq!(lake.value(Side::V1, BARRIER_KEY).await, None, "{held}");
@@ -256,4 +261,55 @@ async fn the_help_and_the_manual_page_say_every_exit_code() {
     for kind in ErrorKind::ALL {
         assert!(manual.contains(kind.name()), "{kind}");
     }
+}
+
+#[tokio::test]
+async fn what_is_for_after_the_marker_says_so_before_it() {
+    let lake = Lake::with_items(10).await;
+    lake.run(2).backfill().await.unwrap();
+    for arguments in [&["audit"][..], &["retire"], &["retire", "--dry-run"]] {
+        let refused = assert_refused(&lake, arguments, 2, "PlanMismatch").await;
+        assert!(refused["next"].as_str().unwrap().contains("--rehearse"), "{refused}");
+    }
+    install_barrier(&lake.tables, &start("e1")).await.unwrap();
+    assert_refused(&lake, &["audit"], 5, "Superseded").await;
+}
+
+#[tokio::test]
+async fn no_companion_is_made_for_a_table_that_is_not_there_or_is_of_another_shape() {
+    let lake = Lake::with_items(1).await;
+    let wrong = format!("{TABLE}_prefix_v2");
+    for (table, companion) in [("nowhere", "nowhere_prefix_v2"), (wrong.as_str(), "another")] {
+        let of = async |arguments: &[&str], table: &str| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_metashift"));
+            command.env_clear().args(["--json", "layout"]).args(arguments);
+            command.args(["--table", table, "--endpoint", &lake.server.endpoint()]);
+            ended(&command.output().await.unwrap())
+        };
+        let (code, said) =
+            of(&["run", "--local", "--create-companion", "--companion", companion], table).await;
+        assert_eq!((code, &said["error"]["name"]), (Some(2), &Value::from("TableMismatch")), "{said}");
+        let (_, said) = of(&["plan"], companion).await;
+        assert!(said["error"]["message"].as_str().unwrap().contains("does not exist"), "{companion}: {said}");
+    }
+}
+
+#[tokio::test]
+async fn a_survey_takes_away_the_warning_that_asks_for_one() {
+    let lake = Lake::with_items(10).await;
+    let warned =
+        async |arguments: &[&str]| run(&lake, arguments).await.1["warnings"].to_string().contains("--survey");
+    assert!(warned(&["plan"]).await);
+    assert!(!warned(&["plan", "--survey"]).await);
+}
+
+#[tokio::test]
+async fn what_a_rehearsal_reads_is_among_the_units_of_the_run() {
+    let lake = Lake::with_items(40).await;
+    let units =
+        async |arguments: &[&str]| run(&lake, arguments).await.1["consumed"]["readUnits"].as_f64().unwrap();
+    units(&["run", "--local"]).await;
+    let without = units(&["run", "--local"]).await;
+    let with = units(&["run", "--local", "--rehearse"]).await;
+    assert!(with >= without + 40.0, "{with} after {without}");
 }

@@ -5,7 +5,6 @@ use metashift::Result;
 use metashift::layout::Tables;
 use metashift::layout::cutover::check_id;
 use metashift::layout::generation::{PlanWish, load_plan, no_plan};
-use metashift::layout::plan::refused;
 use metashift::layout::preflight::Accepted;
 use metashift::layout::records::plan::State;
 use metashift::layout::run::Run;
@@ -54,7 +53,7 @@ pub(crate) async fn run(args: AuditArgs, output: &Output) -> Result<()> {
     let tables = args.tables.tables().await?;
     let plan = load_plan(&tables).await?.ok_or_else(no_plan)?.record;
     if plan.state != State::Final {
-        return Err(refused(&plan, State::Final));
+        return Err(super::before_marker(&plan));
     }
     let (_, id) = ids(&tables, plan.segments, args.audit_id).await?;
     let run = Run {
@@ -75,7 +74,7 @@ pub(crate) async fn run(args: AuditArgs, output: &Output) -> Result<()> {
         return Ok(());
     }
     let rows =
-        summary.mismatches.iter().map(|one| vec![format!("{:?}", one.key), super::kind_name(one.kind)]);
+        summary.mismatches.iter().map(|one| vec![crate::output::key(&one.key), super::kind_name(one.kind)]);
     output.table(&["key", "difference"], rows.collect());
     output
         .say("missing: v1 has it and v2 has not, so a v1-only node created it, or a v2-only node deleted it");

@@ -5,7 +5,7 @@ use metashift::Result;
 use metashift::layout::Tables;
 use metashift::layout::cloudwatch;
 use metashift::layout::generation::PlanWish;
-use metashift::layout::preflight::{Accepted, Estimate, Report, preflight};
+use metashift::layout::preflight::{Accepted, Estimate, Report, UNSURVEYED, preflight};
 use metashift::layout::records::segment::{State as SegmentState, Walk};
 use metashift::layout::run::Run;
 use metashift::layout::status::walk_segments;
@@ -47,7 +47,7 @@ pub(crate) async fn run(args: PlanArgs, output: &Output) -> Result<()> {
     } else {
         None
     };
-    let report = preflight(&tables, accepted, rate).await?;
+    let mut report = preflight(&tables, accepted, rate).await?;
     let mut estimate = report.estimate;
     let mut survey = Value::Null;
     if args.survey {
@@ -69,10 +69,11 @@ pub(crate) async fn run(args: PlanArgs, output: &Output) -> Result<()> {
         let rejected: u64 = segments.iter().map(|segment| segment.rejected).sum();
         let listed: Vec<_> = segments.iter().flat_map(|segment| &segment.mismatches).collect();
         estimate = Estimate::surveyed(items, bytes);
+        report.warnings.retain(|warning| warning != UNSURVEYED);
         survey = json!({ "id": id, "items": items, "bytes": bytes, "rejected": rejected, "listed": listed });
         output.say(format!("survey {id}: {items} items, {rejected} of them cannot move"));
         let rows: Vec<_> =
-            listed.iter().map(|one| vec![format!("{:?}", one.key), super::kind_name(one.kind)]).collect();
+            listed.iter().map(|one| vec![crate::output::key(&one.key), super::kind_name(one.kind)]).collect();
         if !rows.is_empty() {
             output.table(&["key", "reason"], rows);
         }

@@ -31,8 +31,9 @@ pub(crate) async fn run(args: RejectsArgs, output: &Output) -> Result<()> {
             .and_then(|text| text.as_str().map(str::to_owned))
             .unwrap_or_default()
     };
-    let rows =
-        rejects.iter().map(|reject| vec![format!("{:?}", reject.key), reason(reject), reject.detail.clone()]);
+    let rows = rejects
+        .iter()
+        .map(|reject| vec![crate::output::key(&reject.key), reason(reject), reject.detail.clone()]);
     output.table(&["key", "reason", "detail"], rows.collect());
     output.say(
         "mend or delete them (diverged: metashift layout repair), then metashift layout run clears them",

@@ -81,7 +81,7 @@ fn show(output: &Output, summary: &Summary) {
     let rows: Vec<_> = summary
         .mismatches
         .iter()
-        .map(|one| vec![format!("{:?}", one.key), super::kind_name(one.kind)])
+        .map(|one| vec![crate::output::key(&one.key), super::kind_name(one.kind)])
         .collect();
     if !rows.is_empty() {
         output.table(&["key", "difference"], rows);

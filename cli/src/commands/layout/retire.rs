@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use clap::Args;
+use jiff::Timestamp;
 use metashift::environment::elapsed;
 use metashift::layout::generation::{load_plan, no_plan};
 use metashift::layout::key::INTERNAL_PREFIX;
-use metashift::layout::plan::refused;
 use metashift::layout::records::plan::State;
 use metashift::layout::transaction::Side;
 use metashift::layout::verify;
@@ -14,7 +14,7 @@ use metashift::{Error, ErrorKind, Result};
 use serde_json::json;
 
 use crate::connect::TableArgs;
-use crate::output::Output;
+use crate::output::{Output, time};
 
 /// An audit that ended longer ago says nothing of today.
 const AUDIT_AGE: Duration = Duration::from_secs(12 * 3600);
@@ -38,7 +38,7 @@ pub(crate) async fn run(args: RetireArgs, output: &Output) -> Result<()> {
     let tables = args.tables.tables().await?;
     let plan = load_plan(&tables).await?.ok_or_else(no_plan)?.record;
     let Some(cutover) = plan.cutover.as_ref().filter(|_| plan.state == State::Final) else {
-        return Err(refused(&plan, State::Final));
+        return Err(super::before_marker(&plan));
     };
     let (audit, _) = super::audit::ids(&tables, plan.segments, args.audit_id).await?;
     let age = elapsed(cutover.installed_at, tables.environment().now());
@@ -49,9 +49,10 @@ pub(crate) async fn run(args: RetireArgs, output: &Output) -> Result<()> {
             Error::new(
                 ErrorKind::RolloutNotReady,
                 format!(
-                    "the cutover was {} hours ago; v1 is kept for {} days",
-                    age.as_secs() / 3600,
-                    args.horizon_days
+                    "the cutover was at {}; v1 is kept for {} days, until {}",
+                    time(cutover.installed_at),
+                    args.horizon_days,
+                    time(cutover.installed_at.saturating_add(horizon).unwrap_or(Timestamp::MAX))
                 ),
             )
             .next("wait for the retention horizon"),

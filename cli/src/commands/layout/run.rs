@@ -7,7 +7,7 @@ use metashift::Result;
 use metashift::error::Class;
 use metashift::layout::cutover::{DEFAULT_DEADLINE, Evidence, FamilyRead, Start};
 use metashift::layout::generation::PlanWish;
-use metashift::layout::preflight::{Accepted, Estimate};
+use metashift::layout::preflight::{Accepted, Estimate, Report, preflight};
 use metashift::layout::records::plan::OnFailure;
 use metashift::layout::run::{Finished, Run, Total};
 use metashift::layout::status::Overview;
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::connect::TableArgs;
 use crate::execution::{Machine, MachineArgs};
-use crate::output::Output;
+use crate::output::{Output, stop_asked};
 
 /// Segments of a plan that is made by a local run.
 pub(crate) const LOCAL_SEGMENTS: u32 = 8;
@@ -164,13 +164,14 @@ pub(crate) async fn execute(
 ) -> Result<()> {
     let machine = Machine::find(args, "-dynamodb-layout", region).await?;
     let id = tables.environment().id();
-    let execution = machine.start(args, &id, input, output).await?;
+    let execution =
+        machine.start(args, &id, input, output, async { Overview::load(tables).await.map(drop) }).await?;
     let ended = machine
         .follow(&execution, output, || async {
             let overview = Overview::load(tables).await?;
             let progress = overview.progress();
             let line = format!(
-                "{}: {} scanned, {} copied, {} equal, {} rejected, {} diverged",
+                "{}: {} scanned, {} copied, {} found equal, {} rejected, {} diverged",
                 overview.phase(),
                 progress.scanned,
                 progress.copied,
@@ -183,7 +184,14 @@ pub(crate) async fn execute(
         .await?;
     output.say(match ended.get("status").and_then(Value::as_str) {
         Some("paused") => "paused; metashift layout resume, then the same command",
-        _ => "done; metashift layout status shows where it is",
+        _ => match input.get("mode").and_then(Value::as_str) {
+            Some("backfill") => "done; next: the same with --rehearse compares, with --finalize cuts over",
+            Some("rehearse") => "done: no difference; next: the same with --finalize cuts over",
+            Some("finalize") => {
+                "done: v2 is the authority, for good; next: restart pods so that they read v2, then resume writes"
+            }
+            _ => "done; metashift layout status shows where it is",
+        },
     });
     output.emit(&ended);
     Ok(())
@@ -197,6 +205,7 @@ pub(crate) async fn run(args: RunArgs, output: &Output) -> Result<()> {
         return execute(&args.machine, &tables, args.tables.region(), &input, output).await;
     }
     if args.create_companion && tables.describe(Side::V2).await?.is_none() {
+        check_v1(&preflight(&tables, args.accept.into(), None).await?)?;
         tables.create_companion().await?;
         output.say(format!("created table {}", tables.name(Side::V2)));
     }
@@ -228,7 +237,7 @@ pub(crate) async fn run(args: RunArgs, output: &Output) -> Result<()> {
         let evidence = Evidence::Acknowledged(args.rollout_acknowledged);
         let finished = tokio::select! {
             finished = run.finalize(&start, &evidence) => finished?,
-            _ = tokio::signal::ctrl_c() => {
+            () = stop_asked() => {
                 // Writers must not stay blocked because somebody pressed a key.
                 run.release(&start.epoch).await;
                 output.keeps("what was copied is kept; the same command without --new-generation and --epoch goes on");
@@ -239,13 +248,23 @@ pub(crate) async fn run(args: RunArgs, output: &Output) -> Result<()> {
         show_finished(output, &finished);
         return Ok(());
     }
-    let total = run.backfill().await?;
+    let mut total = run.backfill().await?;
     if args.rehearse {
-        let (summary, _) = run.rehearse().await?;
+        let (summary, compared) = run.rehearse().await?;
+        total.consumed += compared.consumed;
         output.say(format!("rehearsal: {} items compared, no difference", summary.v1_items));
     }
     show_total(output, &total);
     Ok(())
+}
+
+/// What is wrong with v1 is said before a companion is made for it.
+fn check_v1(report: &Report) -> Result<()> {
+    match &report.blockers[..] {
+        // The missing companion alone.
+        [] | [_] => Ok(()),
+        [first, ..] => Err(first.clone()),
+    }
 }
 
 fn show_total(output: &Output, total: &Total) {
@@ -254,7 +273,7 @@ fn show_total(output: &Output, total: &Total) {
         &[
             ("scanned", progress.scanned.to_string()),
             ("copied", progress.copied.to_string()),
-            ("already live", progress.already_live.to_string()),
+            ("found equal", progress.already_live.to_string()),
             (
                 "units of this run",
                 format!("{:.1} read, {:.1} written", consumed.read_units, consumed.write_units),

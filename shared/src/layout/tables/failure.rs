@@ -100,9 +100,10 @@ impl Failure {
             | "IncompleteSignatureException"
             | "MissingAuthenticationTokenException"
             | "ExpiredTokenException" => fatal(ErrorKind::AccessDenied, GRANT_ACCESS),
-            "ValidationException" | "SerializationException" => {
-                fatal(ErrorKind::InvalidInput, "the server refused the request as it was")
-            }
+            "ValidationException" | "SerializationException" => fatal(
+                ErrorKind::InvalidInput,
+                "check --table and --companion; metashift layout plan looks at both tables",
+            ),
             "UnknownOperationException" => {
                 fatal(ErrorKind::Unavailable, "this server does not offer the call")
             }
@@ -172,7 +173,7 @@ impl Failure {
             }
             Self::Lost(text) | Self::Passing(text) => {
                 Error::new(ErrorKind::Unavailable, format!("{what}: {text}"))
-                    .next("check the endpoint and the network, then run it again")
+                    .next("check the endpoint, the region and the network, then run it again")
             }
             Self::Cancelled(reasons) => {
                 Error::new(ErrorKind::Internal, format!("{what}: cancelled: {reasons:?}"))

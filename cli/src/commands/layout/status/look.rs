@@ -3,12 +3,14 @@
 use jiff::Timestamp;
 use metashift::Error;
 use metashift::environment::elapsed;
+use metashift::layout::records::plan::State;
 use metashift::layout::records::reject::Reject;
 use metashift::layout::records::segment::State as SegmentState;
 use metashift::layout::status::Overview;
 use serde_json::{Value, json};
 
 use crate::commands::layout::kind_name;
+use crate::output;
 
 /// More segments than these are shown by their sums alone; `--json` has them all.
 pub(super) const MOST_SHOWN_SEGMENTS: usize = 16;
@@ -214,9 +216,11 @@ impl Look {
                 ),
             ));
             for mismatch in found.mismatches.iter().take(25) {
-                rows.push(("difference", format!("{:?}: {:?}", mismatch.key, mismatch.kind)));
+                let (key, kind) = (output::key(&mismatch.key), kind_name(mismatch.kind));
+                rows.push(("difference", format!("{key}: {kind}")));
             }
         }
+        rows.push(("next", next(overview, self.segments_done(), elapsed_past(overview, self.at)).to_owned()));
         rows
     }
 
@@ -289,4 +293,36 @@ fn short(key: &str) -> String {
 /// RFC 3339 in UTC, to the second.
 pub(super) fn moment(at: Timestamp) -> String {
     at.strftime("%FT%TZ").to_string()
+}
+
+/// Whether the deadline of a cutover that holds the barrier has passed.
+fn elapsed_past(overview: &Overview, now: Timestamp) -> bool {
+    let cutover = overview.plan.as_ref().and_then(|plan| plan.cutover.as_ref());
+    cutover.is_some_and(|cutover| cutover.deadline < now)
+}
+
+/// What a person does from here.
+fn next(overview: &Overview, done: usize, past_deadline: bool) -> &'static str {
+    let progress = overview.progress();
+    match overview.plan.as_ref().map(|plan| plan.state) {
+        _ if overview.leftovers.marker => {
+            "restart pods so that they read v2, then resume writes; metashift layout audit compares at any time"
+        }
+        None => "metashift layout plan",
+        Some(_) if overview.control.paused => "metashift layout resume",
+        Some(State::Open) if progress.rejected + progress.diverged > 0 => {
+            "metashift layout rejects; mend or delete them, then metashift layout run"
+        }
+        Some(State::Open) if done == overview.segments.len() => {
+            "everything is copied: metashift layout run --rehearse compares, --finalize cuts over"
+        }
+        Some(State::Repairing) => "metashift layout repair goes on, if nobody is at it",
+        Some(State::Finalizing) if past_deadline => {
+            "metashift layout abort, or metashift layout run --finalize again"
+        }
+        Some(State::Finalizing) => {
+            "wait for the cutover; if whoever ran it is dead, metashift layout abort lets writers go on at once"
+        }
+        Some(_) => "metashift layout run goes on, if nobody is at it",
+    }
 }
