@@ -49,7 +49,7 @@ impl Class {
             Self::RetryLater => "retry later",
             Self::SomebodyElse => "somebody else has it",
             Self::RefusedByState => "refused by state",
-            Self::Stopped => "stopped by the user, resumable",
+            Self::Stopped => "stopped by Ctrl-C, SIGTERM or SIGHUP, resumable",
         }
     }
 
