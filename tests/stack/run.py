@@ -62,7 +62,7 @@ class Stack:
             self.machines, self.logs, self.lambdas, self.events, self.metrics = (client(name, endpoint) for name in names)
             client("s3", endpoint).create_bucket(Bucket=BUCKET)
             self.operate_catalog = [command, "catalog"], {**os.environ, **LOCAL, "AWS_ENDPOINT_URL": endpoint}
-            settings = ["CreateCompanionTable=false", f"CatalogBucket={BUCKET}", "CatalogPrefix=prod"]
+            settings = ["CreateCompanionTable=false", f"CatalogBucket={BUCKET}", "CatalogPrefix=prod", "CreateReportBucket=true"]
             self.script("deploy", "--table", TABLE, "--binaries", binaries, *settings)
             (stack,) = client("cloudformation", endpoint).describe_stacks(StackName="metashift-local")["Stacks"]
             self.outputs = {output["OutputKey"]: output["OutputValue"] for output in stack["Outputs"]}

@@ -3,8 +3,6 @@
 mod page;
 mod shape;
 
-use std::path::PathBuf;
-
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use metashift::catalog::format::NEWEST;
 use metashift::catalog::inspect::inspect;
@@ -12,6 +10,7 @@ use metashift::catalog::units::Registry;
 use metashift::environment::Environment;
 use metashift::step::Budget;
 use metashift::{Error, ErrorKind, Result};
+use object_store::{Attribute, Attributes, PutOptions};
 use serde_json::{Value, json};
 
 use crate::connect::TableArgs;
@@ -47,9 +46,9 @@ impl FromArgMatches for OptionalTable {
 pub(crate) struct ReportArgs {
     #[command(flatten)]
     tables: OptionalTable,
-    /// Writes the page here: one file, no scripts, nothing from a network.
+    /// Writes the page here, a file or an object as s3://bucket/key: one page, no scripts, nothing from a network.
     #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
+    html: Option<String>,
     /// Reads every key of the new table once (eventually consistent) to show how evenly its buckets are filled.
     #[arg(long)]
     buckets: bool,
@@ -85,17 +84,30 @@ pub(crate) async fn run(args: ReportArgs, output: &Output) -> Result<()> {
     };
     let shape = Shape { made_at: environment.now(), layout, catalog };
     if let Some(path) = &args.html {
-        std::fs::write(path, page::render(&shape).into_string()).map_err(|error| {
-            Error::new(ErrorKind::InvalidInput, format!("{}: {error}", path.display()))
-                .next("name a file in a directory that can be written to")
-        })?;
-        output.say(format!("wrote {}", path.display()));
+        write(path, page::render(&shape).into_string()).await?;
+        output.say(format!("wrote {path}"));
     }
     output.emit(&in_json(&shape, args.html.as_ref()));
     Ok(())
 }
 
-fn in_json(shape: &Shape, html: Option<&PathBuf>) -> Value {
+async fn write(place: &str, page: String) -> Result<()> {
+    if !place.starts_with("s3://") {
+        return std::fs::write(place, page).map_err(|error| {
+            Error::new(ErrorKind::InvalidInput, format!("{place}: {error}"))
+                .next("name a file in a directory that can be written to")
+        });
+    }
+    let location = super::catalog::reach(place).await?;
+    let kind = Attributes::from_iter([(Attribute::ContentType, "text/html; charset=utf-8")]);
+    let options = PutOptions { attributes: kind, ..PutOptions::default() };
+    location.store.put_opts(&location.path, page.into(), options).await.map(drop).map_err(|error| {
+        Error::new(ErrorKind::Unavailable, format!("{place}: {error}"))
+            .next("check the bucket and the credentials, or name a file")
+    })
+}
+
+fn in_json(shape: &Shape, html: Option<&String>) -> Value {
     let mut value = json!({
         "madeAt": shape.made_at, "catalog": shape.catalog.as_ref().map(Catalog::json), "html": html,
     });

@@ -313,3 +313,21 @@ async fn what_a_rehearsal_reads_is_among_the_units_of_the_run() {
     let with = units(&["run", "--local", "--rehearse"]).await;
     assert!(with >= without + 40.0, "{with} after {without}");
 }
+
+#[tokio::test]
+async fn a_report_is_written_into_a_bucket_as_a_page() {
+    let lake = Lake::with_items(10).await;
+    lake.run(2).backfill().await.unwrap();
+    let server = crate::ministack::Server::start().await;
+    let report = async |place: &str| {
+        let mut command = crate::ministack::Server::command(&server.endpoint());
+        command.args(["report", "--table", TABLE, "--endpoint", &lake.server.endpoint(), "--html", place]);
+        ended(&command.output().await.unwrap())
+    };
+    assert_eq!(report("s3://lake/reports/one.html").await.0, Some(0));
+    let (status, page) =
+        crate::http::send(&server.endpoint(), "GET", "/lake/reports/one.html", "").await.unwrap();
+    assert!(status == 200 && page.contains("<html") && page.contains(TABLE), "{status}");
+    let (code, said) = report("s3://nowhere/one.html").await;
+    assert_eq!((code, &said["error"]["name"]), (Some(2), &Value::from("InvalidInput")), "{said}");
+}
