@@ -12,7 +12,7 @@ use super::deadline::Deadline;
 use super::format::{SystemRecords, is_commit_log};
 use super::location::Location;
 use super::log::ended;
-use super::store::{Ending, Logged, look, system_records};
+use super::store::{Ending, Logged, look, manifest, system_records};
 use super::units::{Registry, Stage, Unit};
 use super::value::Migration;
 use crate::environment::Environment;
@@ -141,13 +141,17 @@ pub async fn run(
         }
     }
     let asked = request.commit_log_origin;
-    let authority = authority::open(location, &sighting, asked, environment, &deadline).await?;
+    let seen = sighting.epoch.unwrap_or(0);
+    let authority = match authority::open(location, &sighting, asked, environment, &deadline).await {
+        Ok(authority) => authority,
+        Err(error) => return Err(fenced_by_whom(location, seen, error, &deadline).await),
+    };
     let result = Box::pin(migrate(authority.as_ref(), registry, request, environment, budget, observe)).await;
     let mut report = match result {
         Ok(report) => report,
         Err(error) => {
             authority.close(Ending::Abandoned).await?;
-            return Err(error);
+            return Err(fenced_by_whom(location, seen + 1, error, &deadline).await);
         }
     };
     if report.done {
@@ -161,6 +165,23 @@ pub async fn run(
     }
     authority.close(if report.done { Ending::Complete } else { Ending::Resumable }).await?;
     Ok(report)
+}
+
+/// SlateDB takes every conflict of a write for another writer. Where the epoch is still the one before or of this run, it
+/// was the object store's own, and passes.
+async fn fenced_by_whom(location: &Location, epoch: u64, error: Error, deadline: &Deadline) -> Error {
+    if error.kind() != ErrorKind::Fenced {
+        return error;
+    }
+    match manifest(location, deadline).await {
+        Ok(Some(manifest)) if manifest.writer_epoch() <= epoch => Error::new(
+            ErrorKind::Unavailable,
+            format!("the object store refused a write: {}", error.message()),
+        )
+        .next("run the same command again; it resumes")
+        .because(error),
+        _ => error,
+    }
 }
 
 /// Runs what the durable state asks for through an authority that is already open.

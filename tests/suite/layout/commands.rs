@@ -67,34 +67,48 @@ async fn a_signal_during_a_cutover_releases_the_barrier_and_the_command_goes_on_
         ("-TERM", "/verify/e1/v1/0"),
         ("-HUP", "prefix-v2-authority"),
     ] {
-        let lake = Lake::with_items(40).await;
-        lake.run(2).backfill().await.unwrap();
-        let proxy = lake.proxy().await;
-        // The first request that mentions the marker takes the barrier.
-        let skip = u64::from(held == "prefix-v2-authority");
-        proxy.add(
-            Rule::new("held", Fault::Hold).on("TransactWriteItems").mentioning(held).skip(skip).times(1),
-        );
-        let mut cutover = command(&proxy.endpoint(), &finalize("e1"));
-        let cutover = cutover.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        proxy.reached("held", 1).await;
-        assert_eq!(lake.value(Side::V1, BARRIER_KEY).await.as_deref(), Some(BARRIER_VALUE));
-        let pid = cutover.id().unwrap().to_string();
-        assert!(Command::new("kill").args([signal, &pid]).status().await.unwrap().success());
-        let (code, said) = ended(&cutover.wait_with_output().await.unwrap());
-        assert_eq!((code, &said["stopped"]), (Some(130), &Value::Bool(true)), "{held}: {said}");
-        assert_eq!(lake.value(Side::V1, BARRIER_KEY).await, None, "{held}");
-        assert_eq!(lake.plan().await.unwrap().state, State::Open, "{held}");
-        let store = lake.store(Mode::Dual).await;
-        assert_eq!(store.cas("tbl/probe", None, Some(b"v")).await.unwrap(), Mutation::Applied);
-        // What was on its way arrives and changes nothing.
-        let before = lake.everything().await;
-        proxy.release("held");
-        proxy.idle().await;
-        assert!(before == lake.everything().await, "{held}: a late request landed");
-        assert_eq!(run(&lake, &finalize("e2")).await.0, Some(0), "{held}");
-        assert_eq!(lake.assert_equal().await, 41);
+        let mut late = 0;
+        while !is_interrupted(signal, held).await {
+            // On a busy machine the held request may have been sent again before the signal came.
+            late += 1;
+            assert!(late < 5, "{signal}, {held}: no signal came in time");
+        }
     }
+}
+
+/// Signals a cutover while one of its requests is held, and checks what it leaves; false if it was over by then.
+async fn is_interrupted(signal: &str, held: &str) -> bool {
+    let lake = Lake::with_items(40).await;
+    lake.run(2).backfill().await.unwrap();
+    let proxy = lake.proxy().await;
+    // The first request that mentions the marker takes the barrier.
+    let skip = u64::from(held == "prefix-v2-authority");
+    proxy.add(Rule::new("held", Fault::Hold).on("TransactWriteItems").mentioning(held).skip(skip).times(1));
+    let mut cutover = command(&proxy.endpoint(), &finalize("e1"));
+    let cutover = cutover.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    proxy.reached("held", 1).await;
+    assert_eq!(lake.value(Side::V1, BARRIER_KEY).await.as_deref(), Some(BARRIER_VALUE));
+    let pid = cutover.id().unwrap().to_string();
+    // A cutover that is over has nobody to take the signal.
+    let _sent = Command::new("kill").args([signal, &pid]).stderr(Stdio::null()).status().await.unwrap();
+    let (code, said) = ended(&cutover.wait_with_output().await.unwrap());
+    if code == Some(0) {
+        assert_eq!(said["published"], true, "{held}: {said}");
+        return false;
+    }
+    assert_eq!((code, &said["stopped"]), (Some(130), &Value::Bool(true)), "{held}: {said}");
+    assert_eq!(lake.value(Side::V1, BARRIER_KEY).await, None, "{held}");
+    assert_eq!(lake.plan().await.unwrap().state, State::Open, "{held}");
+    let store = lake.store(Mode::Dual).await;
+    assert_eq!(store.cas("tbl/probe", None, Some(b"v")).await.unwrap(), Mutation::Applied);
+    // What was on its way arrives and changes nothing.
+    let before = lake.everything().await;
+    proxy.release("held");
+    proxy.idle().await;
+    assert!(before == lake.everything().await, "{held}: a late request landed");
+    assert_eq!(run(&lake, &finalize("e2")).await.0, Some(0), "{held}");
+    assert_eq!(lake.assert_equal().await, 41);
+    true
 }
 
 #[tokio::test]
