@@ -1,19 +1,14 @@
 //! Measures a catalog migration on a directory of this machine.
 //!
 //! `catalog_bench seed DIRECTORY TOMBSTONES` writes a store of format 8; `catalog_bench migrate DIRECTORY FORMAT
-//! [SECONDS]` migrates it in one invocation of at most that many seconds (60) and prints time and peak memory;
-//! `catalog_bench raw DIRECTORY TOMBSTONES` writes the same batches with SlateDB alone, to compare.
+//! [SECONDS]` migrates it in one invocation of at most that many seconds (60) and prints time and peak memory.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use metashift::catalog::driver::{Request, run};
-use metashift::catalog::key::{Inline, Key, Operation};
 use metashift::catalog::location::{Location, make_directory};
-use metashift::catalog::seed::{self, ROW_TABLE, Seed};
-use metashift::catalog::store::{TagExtractor, settings};
+use metashift::catalog::seed::{self, Seed};
 use metashift::catalog::units::Registry;
-use metashift::catalog::value::{RowDeletion, frame};
 use metashift::environment::{Environment, elapsed};
 use metashift::step::Budget;
 
@@ -44,31 +39,9 @@ async fn main() -> Result<(), Failure> {
                 run(&location, &Registry::shipped(), &request, &environment, budget, &|_| {}).await?;
             println!("{report:?}");
         }
-        "raw" => raw(&location, argument(2)?.parse()?).await?,
         other => return Err(format!("unknown command {other}").into()),
     }
     println!("{:.2} s, peak {}", elapsed(begun, environment.now()).as_secs_f64(), peak()?);
-    Ok(())
-}
-
-async fn raw(location: &Location, tombstones: u64) -> Result<(), Failure> {
-    let db = slatedb::Db::builder(location.path.clone(), Arc::clone(&location.store))
-        .with_settings(settings())
-        .with_segment_extractor(Arc::new(TagExtractor))
-        .build()
-        .await?;
-    for first in (0..tombstones).step_by(256) {
-        let mut batch = slatedb::WriteBatch::new();
-        for row in first..(first + 256).min(tombstones) {
-            let (table_id, row_id, end_snapshot) = (ROW_TABLE, 2 * row, 5 + row % 2);
-            let moved = Key::Inline(Inline::RowTombstone { table_id, row_id, end_snapshot }).encode();
-            batch.put(moved, frame(&RowDeletion { end_snapshot }));
-            batch.delete(Key::Inline(Inline::Live(Operation::RowDelete { table_id, row_id })).encode());
-        }
-        db.write(batch).await?;
-    }
-    db.flush().await?;
-    db.close().await?;
     Ok(())
 }
 

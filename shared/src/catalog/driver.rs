@@ -146,24 +146,40 @@ pub async fn run(
         Ok(authority) => authority,
         Err(error) => return Err(fenced_by_whom(location, seen, error, &deadline).await),
     };
-    let result = Box::pin(migrate(authority.as_ref(), registry, request, environment, budget, observe)).await;
-    let mut report = match result {
-        Ok(report) => report,
+    let result =
+        Box::pin(through(location, authority.as_ref(), registry, request, environment, budget, observe));
+    let ended = match result.await {
+        Ok(report) => {
+            let ending = if report.done { Ending::Complete } else { Ending::Resumable };
+            authority.close(ending).await.map(|()| report)
+        }
         Err(error) => {
             authority.close(Ending::Abandoned).await?;
-            return Err(fenced_by_whom(location, seen + 1, error, &deadline).await);
+            Err(error)
         }
     };
+    match ended {
+        Ok(report) => Ok(report),
+        Err(error) => Err(fenced_by_whom(location, seen + 1, error, &deadline).await),
+    }
+}
+
+/// The work under a writer: the migration, and what is published of it.
+async fn through(
+    location: &Location,
+    authority: &dyn CommitAuthority,
+    registry: &Registry,
+    request: &Request,
+    environment: &Environment,
+    budget: Budget,
+    observe: &Observer<'_>,
+) -> Result<Report> {
+    let deadline = Deadline::of(&budget);
+    let mut report = migrate(authority, registry, request, environment, budget, observe).await?;
     if report.done {
-        let converged =
-            checkpoints::publish(location, authority.as_ref(), request, environment, &deadline, &mut report);
-        if let Err(error) = converged.await {
-            authority.close(Ending::Abandoned).await?;
-            return Err(error);
-        }
+        checkpoints::publish(location, authority, request, environment, &deadline, &mut report).await?;
         crash::reach("catalog-published").await;
     }
-    authority.close(if report.done { Ending::Complete } else { Ending::Resumable }).await?;
     Ok(report)
 }
 

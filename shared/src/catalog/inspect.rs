@@ -125,11 +125,10 @@ async fn settled(
     budget: &Budget,
 ) -> Result<Inspection> {
     for _ in 0..ATTEMPTS {
-        let head = system_records(index.as_ref()).await.map(|records| records.head);
+        let before = system_records(index.as_ref()).await?.head;
         let found = settled_once(index, log, registry, to_format, counted, budget).await;
-        // The three records may have been read from two states; then head has moved.
-        let again = system_records(index.as_ref()).await.map(|records| records.head);
-        if matches!((&head, &again), (Ok(head), Ok(again)) if head == again) {
+        // Even an error may come of two states read as one; then head has moved.
+        if system_records(index.as_ref()).await?.head == before {
             return found;
         }
     }

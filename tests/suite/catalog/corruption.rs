@@ -1,11 +1,13 @@
 //! Corruption is typed and found before the marker stands; a directory unit can be taken back.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use metashift::ErrorKind;
 use metashift::catalog::abandon::abandon;
 use metashift::catalog::driver::Request;
+use metashift::catalog::handle::{Catalog, CatalogReader};
 use metashift::catalog::inspect::inspect;
 use metashift::catalog::key::{Current, Entity, Inline, Key, Name, Operation, System};
 use metashift::catalog::location::Location;
@@ -54,7 +56,7 @@ fn plants() -> Vec<(&'static str, Rows, u64)> {
     let twin = Table { table_id: ROW_TABLE + 901, ..name.clone() };
     let huge = Schema { schema_id: 77, schema_name: "\0".repeat(40_000), ..Schema::default() };
     vec![
-        ("wrong magic", vec![(row_delete(0), b"XXXX\0\x08\x05".to_vec())], 9),
+        ("wrong magic", vec![(row_delete(0), b"MRNF\0\x08\x05".to_vec())], 9),
         ("a newer encoding", vec![(row_delete(0), b"MRNE\x01\x08\x05".to_vec())], 9),
         ("a truncated header", vec![(row_delete(0), b"MRN".to_vec())], 9),
         ("a truncated message", vec![(row_delete(0), framed(&[8]))], 9),
@@ -80,6 +82,23 @@ fn plants() -> Vec<(&'static str, Rows, u64)> {
             12,
         ),
     ]
+}
+
+#[tokio::test]
+async fn a_system_record_that_does_not_decode_is_corruption_for_everybody_who_looks() {
+    for record in [System::Format, System::Head, System::Migration] {
+        let store = seeded(Seed::small(11)).await;
+        tamper(&store, &[(Key::System(record).encode(), b"rubbish".to_vec())], &[]).await;
+        let (registry, what) = (Registry::shipped(), format!("{record:?}"));
+        let looked = inspect(&at(&store), &registry, 12, false, &environment(), &budget()).await;
+        assert_eq!(kind(&looked), ErrorKind::Corruption, "{what}");
+        let ran = migrate(&at(&store), &Request::to(12), budget()).await;
+        assert_eq!(kind(&ran), ErrorKind::Corruption, "{what}");
+        let opened = Catalog::open(&at(&store), &environment(), &budget()).await;
+        assert_eq!(kind(&opened), ErrorKind::Corruption, "{what}");
+        let read = CatalogReader::open(&at(&store), Duration::from_secs(10), &budget()).await;
+        assert_eq!(kind(&read), ErrorKind::Corruption, "{what}");
+    }
 }
 
 #[tokio::test]

@@ -6,28 +6,26 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use metashift::ErrorKind;
-use metashift::catalog::authority::{Commit, CommitAuthority, Folder};
+use metashift::catalog::authority::{Commit, CommitAuthority, Folder, Session};
 use metashift::catalog::batch::{Anchor, Batch};
 use metashift::catalog::commit::Change;
 use metashift::catalog::deadline::Deadline;
-use metashift::catalog::driver::{self, Request};
+use metashift::catalog::driver::{Report, Request};
 use metashift::catalog::handle::{Catalog, CatalogReader};
 use metashift::catalog::key::System;
 use metashift::catalog::location::Location;
 use metashift::catalog::log::slot::CommitSlot;
 use metashift::catalog::log::{Log, lifecycle};
-use metashift::catalog::read::Read;
 use metashift::catalog::seed::Seed;
-use metashift::catalog::store::{Ending, look};
-use metashift::catalog::units::Registry;
-use metashift::catalog::value::Head;
+use metashift::catalog::store::{Ending, system_records};
+use metashift::catalog::value::{Format, Head};
 use metashift::step::Budget;
 use object_store::{ObjectStore, PutOptions};
 use tokio::sync::Semaphore;
 
 use super::support::{
     Ended, Meddle, Mortal, PATH, at, budget, commit_log, copied, create_schema, dump, dying_at, environment,
-    finish, history, kind, logged, migrate, records, slots, until_death,
+    epoch, finish, history, kind, logged, migrate, records, slots, until_death,
 };
 
 const POLL: Duration = Duration::from_secs(3600);
@@ -146,63 +144,20 @@ async fn a_create_without_an_answer_is_given_up_only_at_the_deadline() {
     assert!(slots(&store).await.is_empty());
 }
 
-/// A folder between whose decision and commit somebody else acts.
-struct Raced<F> {
-    inner: Folder,
-    commits: AtomicU64,
-    lost: AtomicU64,
-    rival: F,
-}
-
-#[async_trait::async_trait]
-impl<F, A> CommitAuthority for Raced<F>
-where
-    F: Fn(u64) -> A + Send + Sync,
-    A: Future<Output = ()> + Send,
-{
-    async fn pin(&self) -> metashift::Result<Arc<dyn Read>> {
-        self.inner.pin().await
-    }
-
-    async fn commit(&self, anchor: &Anchor, batch: Batch) -> metashift::Result<Commit> {
-        (self.rival)(self.commits.fetch_add(1, Ordering::SeqCst) + 1).await;
-        let commit = self.inner.commit(anchor, batch).await?;
-        self.lost.fetch_add(u64::from(commit == Commit::Lost), Ordering::SeqCst);
-        Ok(commit)
-    }
-
-    async fn settle(&self) -> metashift::Result<()> {
-        self.inner.settle().await
-    }
-
-    async fn checkpoint(&self, name: &str, lifetime: Option<Duration>) -> metashift::Result<()> {
-        self.inner.checkpoint(name, lifetime).await
-    }
-
-    async fn close(&self, ending: Ending) -> metashift::Result<()> {
-        self.inner.close(ending).await
-    }
-
-    fn origin(&self) -> Option<u64> {
-        self.inner.origin()
-    }
-}
-
-/// Runs to 12 with `rival` called before every commit; how often it lost, and how it ended.
-async fn raced<F, A>(store: &Arc<dyn ObjectStore>, rival: F) -> (u64, metashift::Result<driver::Report>)
-where
-    F: Fn(u64) -> A + Send + Sync,
-    A: Future<Output = ()> + Send,
-{
+/// A folder that takes a store's index.
+async fn folder(store: &Arc<dyn ObjectStore>) -> Arc<Folder> {
     let deadline = Deadline::of(&budget());
-    let epoch = look(&at(store), &deadline).await.unwrap().epoch.unwrap();
-    let inner = Folder::open(&at(store), epoch, None, &environment(), &deadline).await.unwrap();
-    let raced = Raced { inner, commits: AtomicU64::new(0), lost: AtomicU64::new(0), rival };
-    let (registry, request) = (Registry::shipped(), Request::to(12));
-    let result = driver::migrate(&raced, &registry, &request, &environment(), budget(), &|_| {}).await;
-    let ending = if result.is_ok() { Ending::Complete } else { Ending::Abandoned };
-    raced.close(ending).await.unwrap();
-    (raced.lost.load(Ordering::SeqCst), result)
+    let folder = Folder::open(&at(store), epoch(store).await, None, &environment(), &deadline).await;
+    Arc::new(folder.unwrap())
+}
+
+/// Runs to 12 in a log with `rival` called before every commit.
+async fn raced<F, A>(store: &Arc<dyn ObjectStore>, rival: F) -> (u64, metashift::Result<Report>)
+where
+    F: Fn(u64) -> A + Send + Sync,
+    A: Future<Output = ()> + Send,
+{
+    super::support::raced(folder(store).await, 12, rival).await
 }
 
 #[tokio::test]
@@ -250,6 +205,50 @@ async fn a_slot_taken_by_another_migrator_in_the_middle_of_a_unit_is_folded_and_
         finish(&shared, 12).await;
         assert!(dump(&shared).await == expected, "commit {at_commit}: a record twice, or missing");
     }
+}
+
+#[tokio::test]
+async fn a_committer_beside_the_steps_and_the_finish_is_refused_and_the_run_goes_on() {
+    let store = logged(seed(10)).await;
+    let expected = uninterrupted(&store, 12).await;
+    let (rival, refused) = (session(&store).await, AtomicU64::new(0));
+    let (lost, result) = raced(&store, |commit| {
+        let (rival, refused) = (&rival, &refused);
+        async move {
+            // 1 and 5 are the starts, before which no marker stands.
+            if ![1, 5].contains(&commit) {
+                let late = rival.commit(&schema(format!("late {commit}"))).await;
+                assert_eq!(kind(&late), ErrorKind::Migration, "{commit}");
+                refused.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+    })
+    .await;
+    assert!(result.unwrap().done);
+    assert_eq!((lost, refused.load(Ordering::SeqCst)), (0, 6));
+    assert!(dump(&store).await == expected);
+}
+
+#[tokio::test]
+async fn a_folder_that_has_folded_the_end_of_the_log_writes_nothing_behind_it() {
+    let store = logged(seed(11)).await;
+    let late = folder(&store).await;
+    // What a demotion writes, by somebody who does not take the index.
+    let before = records(&dump(&store).await);
+    let native = Format { commit_log_batch_origin: None, ..before.format.unwrap() };
+    let last = Anchor { head: before.head.unwrap(), marker: None };
+    let mut batch = Batch::default();
+    batch.put_system(System::Format, &native);
+    batch.put_system(System::Head, &last.advanced(None).head);
+    let beside = Session::open(&at(&store), &environment(), &Deadline::of(&budget())).await.unwrap();
+    assert_eq!(beside.commit(&last, batch).await.unwrap(), Commit::Committed);
+    let records = system_records(late.pin().await.unwrap().as_ref()).await.unwrap();
+    let anchor = Anchor { head: records.head.unwrap(), marker: None };
+    let mut batch = Batch::default();
+    batch.put_system(System::Head, &anchor.advanced(None).head);
+    assert_eq!(kind(&late.commit(&anchor, batch).await), ErrorKind::AuthorityChanged);
+    assert_eq!(slots(&store).await, [1]);
+    late.close(Ending::Abandoned).await.unwrap();
 }
 
 #[tokio::test]

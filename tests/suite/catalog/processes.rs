@@ -11,7 +11,7 @@ use object_store::{GetOptions, ObjectStore, PutOptions};
 use serde_json::Value;
 use tokio::process::Command;
 
-use super::support::{budget, content, copied, dump, environment, history, memory, records};
+use super::support::{budget, content, copied, dump, environment, history, logged, memory, records, seeded};
 
 /// A directory that goes when the test does.
 struct Directory(PathBuf);
@@ -51,22 +51,35 @@ fn last_line(output: &[u8]) -> Value {
     serde_json::from_str(text.lines().last().unwrap_or_default()).unwrap_or_default()
 }
 
+/// Enough for several steps of every unit.
+fn seed_of(format: u64) -> Seed {
+    Seed { format, schemas: 20, tables: 280, delete_files: 400, tombstones: 520, name_bytes: 8 }
+}
+
 #[tokio::test]
 async fn a_process_killed_at_any_point_leaves_a_store_that_the_next_process_completes() {
-    let seed =
-        Seed { format: 1, schemas: 20, tables: 280, delete_files: 400, tombstones: 520, name_bytes: 8 };
-    let root = Directory::new(&environment());
-    let shared = store(&root.0);
-    seed::write(&Location::new(Arc::clone(&shared), super::support::PATH), seed, &budget()).await.unwrap();
-    let seeded = copied(&shared).await;
+    let killed = killed_at_every(seeded(seed_of(1)).await, |point| !point.starts_with("catalog-log-")).await;
+    assert!(killed >= 13, "{killed}");
+}
+
+#[tokio::test]
+async fn a_process_killed_at_any_point_in_a_commit_log_leaves_a_catalog_that_the_next_process_completes() {
+    let store = logged(seed_of(10)).await;
+    super::support::create_schema(&store, "not folded").await.unwrap();
+    let killed = killed_at_every(store, |_| true).await;
+    assert!(killed >= 16, "{killed}");
+}
+
+/// Kills a run of a store at the first, second and third time at each chosen point, and completes it in a process of its
+/// own; how many were killed.
+async fn killed_at_every(seeded: Arc<dyn ObjectStore>, chosen: impl Fn(&str) -> bool) -> u32 {
     let shown = history(&seeded).await;
     let whole = copied(&seeded).await;
     super::support::finish(&whole, 12).await;
     let whole = dump(&whole).await;
-
     let mut killed = 0;
-    let native = |point: &&&str| point.starts_with("catalog-") && !point.starts_with("catalog-log-");
-    for point in metashift::crash::ALL.iter().filter(native) {
+    let of_catalogs = metashift::crash::ALL.iter().filter(|point| point.starts_with("catalog-"));
+    for point in of_catalogs.filter(|point| chosen(point)) {
         for times in 1..=3 {
             let directory = Directory::new(&environment());
             let shared = store(&directory.0);
@@ -94,7 +107,7 @@ async fn a_process_killed_at_any_point_leaves_a_store_that_the_next_process_comp
             }
         }
     }
-    assert!(killed >= 13, "{killed}");
+    killed
 }
 
 #[tokio::test]

@@ -5,25 +5,23 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use metashift::ErrorKind;
-use metashift::catalog::authority::{Commit, CommitAuthority, Native};
-use metashift::catalog::batch::{Anchor, Batch};
+use metashift::catalog::authority::{CommitAuthority, Native};
 use metashift::catalog::commit::Change;
 use metashift::catalog::deadline::Deadline;
-use metashift::catalog::driver::{self, Request};
+use metashift::catalog::driver::{self, Report, Request};
 use metashift::catalog::handle::{Catalog, CatalogReader};
 use metashift::catalog::key::{Key, System};
 use metashift::catalog::location::Location;
-use metashift::catalog::read::Read;
 use metashift::catalog::seed::{LAST_SNAPSHOT, ROW_TABLE, Seed};
-use metashift::catalog::store::{Ending, look};
+use metashift::catalog::store::Ending;
 use metashift::catalog::units::Registry;
 use metashift::catalog::value::{Head, Migration, frame, unframe};
 use metashift::catalog::view::View;
 use object_store::ObjectStore;
 
 use super::support::{
-    Mortal, PATH, at, budget, copied, dump, dying_at, environment, finish, history, kind, migrate, records,
-    seeded, tamper,
+    Mortal, PATH, at, budget, copied, dump, dying_at, environment, epoch, finish, history, kind, migrate,
+    records, seeded, tamper,
 };
 
 const POLL: Duration = Duration::from_millis(10);
@@ -159,77 +157,43 @@ async fn the_marker_rides_the_head_and_one_planted_under_an_unmoved_head_goes_un
     assert_eq!(kind(&warm.read(|view| async move { view.schemas(0).await }).await), ErrorKind::Migration);
 }
 
-/// An authority with a committer beside it that gets in before the first batches.
-struct Raced {
-    inner: Arc<Native>,
-    rival: Catalog,
-    races: AtomicU32,
-    lost: AtomicU32,
-}
-
-#[async_trait::async_trait]
-impl CommitAuthority for Raced {
-    async fn pin(&self) -> metashift::Result<Arc<dyn Read>> {
-        self.inner.pin().await
-    }
-
-    async fn commit(&self, anchor: &Anchor, batch: Batch) -> metashift::Result<Commit> {
-        let races = self.races.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
-        if let Ok(left) = races {
-            self.rival
-                .commit(&[Change::CreateTable { schema_id: 1, name: format!("raced_{}", left - 1) }])
-                .await?;
+/// Runs to 11 with a committer of the same process that gets in before the first `races` commits.
+async fn raced(store: &Arc<dyn ObjectStore>, races: u64) -> (u64, metashift::Result<Report>) {
+    let native = Native::open(&at(store), epoch(store).await, Deadline::of(&budget())).await.unwrap();
+    let native = Arc::new(native);
+    let rival = Catalog::over(Arc::clone(&native) as _, environment());
+    super::support::raced(native, 11, |commit| {
+        let rival = &rival;
+        async move {
+            if commit <= races {
+                let name = format!("raced_{commit}");
+                rival.commit(&[Change::CreateTable { schema_id: 1, name }]).await.unwrap();
+            }
         }
-        let commit = self.inner.commit(anchor, batch).await?;
-        self.lost.fetch_add(u32::from(commit == Commit::Lost), Ordering::SeqCst);
-        Ok(commit)
-    }
-
-    async fn settle(&self) -> metashift::Result<()> {
-        self.inner.settle().await
-    }
-
-    async fn checkpoint(&self, name: &str, lifetime: Option<Duration>) -> metashift::Result<()> {
-        self.inner.checkpoint(name, lifetime).await
-    }
-
-    async fn close(&self, ending: Ending) -> metashift::Result<()> {
-        self.inner.close(ending).await
-    }
-}
-
-async fn raced(store: &Arc<dyn ObjectStore>, races: u32) -> (Raced, metashift::Result<driver::Report>) {
-    let deadline = Deadline::of(&budget());
-    let epoch = look(&at(store), &deadline).await.unwrap().epoch.unwrap();
-    let inner = Arc::new(Native::open(&at(store), epoch, deadline).await.unwrap());
-    let rival = Catalog::over(Arc::clone(&inner) as _, environment());
-    let raced = Raced { inner, rival, races: AtomicU32::new(races), lost: AtomicU32::new(0) };
-    let registry = Registry::shipped();
-    let request = Request::to(11);
-    let result = driver::migrate(&raced, &registry, &request, &environment(), budget(), &|_| {}).await;
-    (raced, result)
+    })
+    .await
 }
 
 #[tokio::test]
 async fn a_start_that_races_commits_is_decided_again_and_misses_none_of_them() {
     let store = seeded(Seed::small(9)).await;
-    let (raced, result) = raced(&store, 3).await;
+    let (lost, result) = raced(&store, 3).await;
     assert!(result.unwrap().done);
-    assert_eq!(raced.lost.load(Ordering::SeqCst), 3);
-    let view = raced.rival.read().await.unwrap();
-    for number in 0..3 {
-        assert!(view.table_named(1, &format!("raced_{number}")).await.unwrap().is_some(), "{number}");
+    assert_eq!(lost, 3);
+    let reader = reader(&store).await;
+    for number in 1..=3 {
+        let name = &format!("raced_{number}");
+        let found = reader.read(|view| async move { view.table_named(1, name).await }).await.unwrap();
+        assert!(found.is_some(), "{name}");
     }
-    raced.close(Ending::Complete).await.unwrap();
     assert_eq!(records(&dump(&store).await).format.unwrap().format_version, 11);
 }
 
 #[tokio::test]
 async fn a_start_that_always_loses_ends_contended_and_leaves_no_marker() {
     let store = seeded(Seed::small(9)).await;
-    let (raced, result) = raced(&store, u32::MAX).await;
+    let (_, result) = raced(&store, u64::MAX).await;
     assert_eq!(kind(&result), ErrorKind::Contended);
-    raced.close(Ending::Complete).await.unwrap();
     let records = records(&dump(&store).await);
     assert_eq!((records.format.unwrap().format_version, records.marker), (9, None));
 }
@@ -238,8 +202,7 @@ async fn a_start_that_always_loses_ends_contended_and_leaves_no_marker() {
 async fn a_committer_that_meets_the_marker_refuses() {
     let store = seeded(Seed::small(9)).await;
     let deadline = Deadline::of(&budget());
-    let epoch = look(&at(&store), &deadline).await.unwrap().epoch.unwrap();
-    let native = Arc::new(Native::open(&at(&store), epoch, deadline).await.unwrap());
+    let native = Arc::new(Native::open(&at(&store), epoch(&store).await, deadline).await.unwrap());
     let catalog = Catalog::over(Arc::clone(&native) as _, environment());
     let pages = budget().with_pages(Some(0));
     let registry = Registry::shipped();

@@ -9,15 +9,20 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
+use metashift::catalog::authority::{Commit, CommitAuthority};
+use metashift::catalog::batch::{Anchor, Batch};
 use metashift::catalog::commit::Change;
-use metashift::catalog::driver::{Report, Request, run};
+use metashift::catalog::deadline::Deadline;
+use metashift::catalog::driver::{self, Report, Request, run};
 use metashift::catalog::format::{LEGACY_COMMIT_LOG, SystemRecords};
 use metashift::catalog::handle::Catalog;
 use metashift::catalog::inspect::{CommitLog, inspect};
 use metashift::catalog::key::{Key, System};
 use metashift::catalog::location::Location;
 use metashift::catalog::log::lifecycle;
+use metashift::catalog::read::Read;
 use metashift::catalog::seed::{self, Seed};
+use metashift::catalog::store::{Ending, look};
 use metashift::catalog::units::Registry;
 use metashift::catalog::value::{Format, frame};
 use metashift::catalog::view::Contents;
@@ -467,4 +472,69 @@ pub(crate) async fn slots(store: &Arc<dyn ObjectStore>) -> Vec<u64> {
         objects.iter().filter_map(|object| object.location.filename()?.parse().ok()).collect();
     found.sort_unstable();
     found
+}
+
+/// An authority between whose decision and commit somebody else acts, told how many commits it is.
+struct Raced<F> {
+    inner: Arc<dyn CommitAuthority>,
+    commits: AtomicU64,
+    lost: AtomicU64,
+    rival: F,
+}
+
+#[async_trait::async_trait]
+impl<F, A> CommitAuthority for Raced<F>
+where
+    F: Fn(u64) -> A + Send + Sync,
+    A: Future<Output = ()> + Send,
+{
+    async fn pin(&self) -> Result<Arc<dyn Read>> {
+        self.inner.pin().await
+    }
+
+    async fn commit(&self, anchor: &Anchor, batch: Batch) -> Result<Commit> {
+        (self.rival)(self.commits.fetch_add(1, Ordering::SeqCst) + 1).await;
+        let commit = self.inner.commit(anchor, batch).await?;
+        self.lost.fetch_add(u64::from(commit == Commit::Lost), Ordering::SeqCst);
+        Ok(commit)
+    }
+
+    async fn settle(&self) -> Result<()> {
+        self.inner.settle().await
+    }
+
+    async fn checkpoint(&self, name: &str, lifetime: Option<Duration>) -> Result<()> {
+        self.inner.checkpoint(name, lifetime).await
+    }
+
+    async fn close(&self, ending: Ending) -> Result<()> {
+        self.inner.close(ending).await
+    }
+
+    fn origin(&self) -> Option<u64> {
+        self.inner.origin()
+    }
+}
+
+/// Migrates through an authority, which it closes, with `rival` called before every commit; how many of these lost, and
+/// how it ended.
+pub(crate) async fn raced<F, A>(
+    inner: Arc<dyn CommitAuthority>,
+    to_format: u64,
+    rival: F,
+) -> (u64, Result<Report>)
+where
+    F: Fn(u64) -> A + Send + Sync,
+    A: Future<Output = ()> + Send,
+{
+    let raced = Raced { inner, commits: AtomicU64::new(0), lost: AtomicU64::new(0), rival };
+    let (registry, request) = (Registry::shipped(), Request::to(to_format));
+    let result = driver::migrate(&raced, &registry, &request, &environment(), budget(), &|_| {}).await;
+    raced.close(if result.is_ok() { Ending::Complete } else { Ending::Abandoned }).await.unwrap();
+    (raced.lost.load(Ordering::SeqCst), result)
+}
+
+/// The epoch of a store's last writer.
+pub(crate) async fn epoch(store: &Arc<dyn ObjectStore>) -> u64 {
+    look(&at(store), &Deadline::of(&budget())).await.unwrap().epoch.unwrap()
 }

@@ -1,17 +1,20 @@
 //! Pause, resume and the write rate of a running migration; what it was charged.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use metashift::layout::backfill::backfill_page;
 use metashift::layout::generation::{PlanWish, open_plan};
 use metashift::layout::records::plan::KEY as PLAN_KEY;
 use metashift::layout::records::segment::Walk;
+use metashift::layout::run::{Event, Run};
 use metashift::layout::transaction::Side;
 use metashift::layout::verify::rehearse;
 use metashift::layout::walk::SegmentInput;
 use metashift::layout::{Tables, status};
 use metashift::step::{Consumed, Status};
 use metashift::{ErrorKind, Result};
+use tokio::sync::Semaphore;
 
 use super::support::{Lake, pages, tables_through};
 
@@ -66,14 +69,19 @@ async fn a_whole_run_waits_while_it_is_paused_and_finishes_once_it_is_resumed() 
     let lake = Lake::with_items(100).await;
     open(&lake, 2).await;
     pause(&lake.tables, true).await;
-    let run = lake.run(2);
+    let turns = Arc::new(Semaphore::new(0));
+    let seen = Arc::clone(&turns);
+    let observer = Arc::new(move |event| {
+        if matches!(event, Event::Segment { .. }) {
+            seen.add_permits(1);
+        }
+    });
+    let run = Run { observer, ..lake.run(2) };
     let running = tokio::spawn(async move { run.backfill().await });
-    let resume = async {
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        assert_eq!(lake.v2().await.len(), 0, "nothing moves while the run is paused");
-        pause(&lake.tables, false).await;
-    };
-    resume.await;
+    // Each of the two segments has looked twice.
+    turns.acquire_many(4).await.unwrap().forget();
+    assert_eq!(lake.v2().await.len(), 0, "nothing moves while the run is paused");
+    pause(&lake.tables, false).await;
     assert_eq!(running.await.unwrap().unwrap().progress.copied, 100);
 }
 
