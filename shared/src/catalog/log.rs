@@ -12,7 +12,6 @@ use object_store::path::Path;
 use object_store::{
     Error as ObjectError, GetOptions, ObjectStore, PutMode, PutOptions, PutPayload, UpdateVersion,
 };
-
 use tokio::time::Instant;
 
 use super::deadline::{Deadline, classify_object};
@@ -203,6 +202,10 @@ impl Log {
             match self.whose(sequence, slot).await {
                 Ok(Some(won)) => return Ok(won),
                 Ok(None) => {}
+                // What is there is not ours, or nobody can say any more: another try changes neither.
+                Err(error) if matches!(error.kind(), ErrorKind::Corruption | ErrorKind::OutcomeUnknown) => {
+                    return Err(error);
+                }
                 // Whatever it is, the slot may be there.
                 Err(error) => why = Some(error),
             }

@@ -394,6 +394,22 @@ async fn a_foreign_slot_a_wrong_base_a_gap_and_rubbish_are_corruption_and_nothin
 }
 
 #[tokio::test]
+async fn rubbish_in_the_place_of_the_wanted_slot_is_corruption_at_once() {
+    let store = logged(Seed::small(11)).await;
+    let catalog = session(&store).await;
+    let mortal = Mortal::new(Arc::clone(&store));
+    let location = Location::new(Arc::clone(&mortal) as _, PATH);
+    let held = Catalog::open(&location, &environment(), &budget()).await.unwrap();
+    mortal.meddle(1, Meddle::HoldRequest);
+    let late = tokio::spawn(async move { held.commit(&schema("late")).await });
+    mortal.held.acquire().await.unwrap().forget();
+    plant(&store, 1, bytes::Bytes::from_static(b"rubbish")).await;
+    mortal.released.add_permits(1);
+    assert_eq!(kind(&late.await.unwrap()), ErrorKind::Corruption);
+    assert_eq!(kind(&catalog.commit(&schema("next")).await), ErrorKind::Corruption);
+}
+
+#[tokio::test]
 async fn a_run_that_dies_between_winning_a_slot_and_folding_it_or_before_the_flush_is_completed() {
     let store = logged(seed(10)).await;
     let expected = uninterrupted(&store, 12).await;

@@ -21,7 +21,6 @@ use metashift::catalog::seed::Seed;
 use metashift::catalog::store::system_records;
 use metashift::catalog::units::Registry;
 use metashift::crash::with_hook;
-use metashift::step::Budget;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 
 use super::support::{
@@ -467,9 +466,7 @@ async fn a_slot_that_is_further_below_the_floor_than_it_remembers_is_an_unknown_
     let store = logged(Seed::small(11)).await;
     let mortal = Mortal::new(Arc::clone(&store));
     let location = Location::new(Arc::clone(&mortal) as _, PATH);
-    let until = environment().now() + Duration::from_secs(3);
-    let short = Budget::until(environment(), until);
-    let slow = Catalog::open(&location, &environment(), &short).await.unwrap();
+    let slow = Catalog::open(&location, &environment(), &budget()).await.unwrap();
     mortal.meddle(1, Meddle::HoldAnswer);
     let unknown = tokio::spawn(async move { slow.commit(&schema("slow")).await });
     mortal.held.acquire().await.unwrap().forget();
