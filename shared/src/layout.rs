@@ -9,6 +9,7 @@ pub mod backfill;
 pub mod cloudwatch;
 pub mod cursor;
 pub mod cutover;
+pub mod digest;
 pub mod family;
 pub mod generation;
 pub mod input;

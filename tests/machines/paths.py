@@ -299,11 +299,11 @@ def finalize_goes_all_the_way():
 
 
 @case
-def differing_totals_lead_to_the_exact_comparison():
+def differing_tables_lead_to_the_exact_comparison_of_both_directions():
     world = World(publish_marker=[answer("continue", exact=True), failure("VerificationFailed")])
     assert run(world, FINALIZE)[0] == "VerificationFailed" and world.barrier_at_end is None
     exact = [p for s, p in world.calls if s == "verify" and p.get("exact")]
-    assert [(p["direction"], p["mode"]) for p in exact] == [("v2", "final")] * 2, exact
+    assert sorted((p["direction"], p["segment"], p["mode"]) for p in exact) == [(d, s, "final") for d in ["v1", "v2"] for s in range(2)], exact
     world = World(publish_marker=lambda *_: answer("continue", exact=True))
     assert run(world, FINALIZE)[0] == "VerificationFailed" and world.count("publish-marker") == 2 and world.barrier_at_end is None
 
@@ -327,7 +327,10 @@ def every_failure_after_the_barrier_releases_it():
     for script in [
         {"install_barrier": lambda *_: failure("OutcomeUnknown")},
         {"verify": lambda payload, _: failure("CutoverExpired") if payload["mode"] == "final" else None},
-        {"verify": lambda payload, _: answer(mismatches=1) if payload["mode"] == "final" else None},
+        {
+            "verify": lambda payload, _: answer(mismatches=1) if payload["mode"] == "final" else None,
+            "publish_marker": [answer("continue", exact=True), failure("VerificationFailed")],
+        },
         {"verify": lambda payload, _: answer("blocked", mismatches=0) if payload["mode"] == "final" else None},
         {"publish_marker": lambda *_: failure("Unavailable")},
     ]:

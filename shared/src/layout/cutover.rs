@@ -89,6 +89,7 @@ pub async fn install_barrier(tables: &Tables, start: &Start) -> Result<Installed
                 deadline: now.saturating_add(start.deadline).unwrap_or(now),
                 on_failure: start.on_failure,
                 owner: start.owner.clone(),
+                digest_key: tables.environment().id(),
                 verified: None,
             },
         )?;
@@ -206,7 +207,7 @@ pub enum Published {
         /// Items verified.
         verified: u64,
     },
-    /// The totals differ and the v2 direction only counted: verify it again exactly, then publish again.
+    /// The tables differ and not every key was compared: verify both directions exactly, then publish again.
     VerifyExactly,
 }
 
@@ -231,11 +232,8 @@ pub async fn publish_marker(tables: &Tables, epoch: &str) -> Result<Published> {
             )
             .next("verify every segment in both directions, then publish again"));
         }
-        if summary.mismatched > 0 || (summary.exact && summary.v1_items != summary.v2_items) {
-            return Err(verify::failed(&summary));
-        }
-        if summary.v1_items != summary.v2_items {
-            return Ok(Published::VerifyExactly);
+        if !summary.is_equal() {
+            return if summary.exact { Err(verify::failed(&summary)) } else { Ok(Published::VerifyExactly) };
         }
         let next = plan::finalize(plan, epoch, summary.v1_items)?;
         let transaction = transition(Some(&stored.bytes), &next, Beside::PublishMarker)?;

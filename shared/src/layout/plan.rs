@@ -229,6 +229,7 @@ mod tests {
             deadline: Timestamp::UNIX_EPOCH + std::time::Duration::from_secs(900),
             on_failure: plan::OnFailure::Release,
             owner: "local:test".to_owned(),
+            digest_key: "k".to_owned(),
             verified: None,
         }
     }

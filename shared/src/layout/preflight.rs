@@ -65,8 +65,8 @@ impl Estimate {
     /// For `items` items of `bytes` bytes together.
     ///
     /// Backfill: 2 write units for each KB of the check on v1 and of the put in v2, and 2 for a segment record each
-    /// 49 items; the scan at 1 read unit for each 4 KB and 1 for each missing copy. A comparison reads both tables
-    /// once by scan and v2 once by key; a rehearsal reads v1 by key too.
+    /// 49 items; the scan at 1 read unit for each 4 KB and 1 for each missing copy. A verification reads both tables
+    /// once by scan; a rehearsal reads both by key too.
     pub fn of(items: u64, bytes: u64) -> Self {
         let count = items as f64;
         let mean = if items == 0 { 0.0 } else { bytes as f64 / count };
@@ -75,7 +75,7 @@ impl Estimate {
         let scan = bytes as f64 / 4096.0;
         let write_units = count * (4.0 * kilobytes + 2.0 / MOST_GROUP_KEYS as f64);
         let backfill_reads = scan + count;
-        let verification = 2.0 * scan + count * reads;
+        let verification = 2.0 * scan;
         let rehearsal = 2.0 * scan + 2.0 * count * reads;
         let read_units = backfill_reads + rehearsal + verification;
         Self {

@@ -298,27 +298,23 @@ impl Run {
     }
 
     async fn publish(&self, plan: &Plan, epoch: &str) -> Result<Consumed> {
-        let total = self
-            .walk("verify", plan.segments * 2, |number| {
-                let (side, segment) = direction(number, plan.segments);
-                verify(&self.tables, epoch, side, false, self.input(segment, plan.segments), self.budget())
-            })
-            .await?;
-        let mut consumed = total.consumed;
+        let mut consumed = self.verify("verify", plan, epoch, false).await?.consumed;
         if cutover::publish_marker(&self.tables, epoch).await? == Published::VerifyExactly {
-            self.note("the totals differ: reading every key that only the new table may have");
-            let exact = self
-                .walk("verify exactly", plan.segments, |segment| {
-                    let input = self.input(segment, plan.segments);
-                    verify(&self.tables, epoch, Side::V2, true, input, self.budget())
-                })
-                .await?;
-            consumed += exact.consumed;
+            self.note("the tables differ: comparing every key, so that each difference is named");
+            consumed += self.verify("verify exactly", plan, epoch, true).await?.consumed;
             if cutover::publish_marker(&self.tables, epoch).await? == Published::VerifyExactly {
                 return Err(Error::new(ErrorKind::Internal, "an exact verification asks for an exact one"));
             }
         }
         Ok(consumed)
+    }
+
+    async fn verify(&self, name: &'static str, plan: &Plan, epoch: &str, exact: bool) -> Result<Total> {
+        self.walk(name, plan.segments * 2, |number| {
+            let (side, segment) = direction(number, plan.segments);
+            verify(&self.tables, epoch, side, exact, self.input(segment, plan.segments), self.budget())
+        })
+        .await
     }
 
     async fn finished(

@@ -1,12 +1,14 @@
 //! Comparing the tables, one segment of one direction a step: online before a cutover (rehearsal), and under its
 //! barrier (final).
 //!
-//! v1 → v2 compares each key of v1 with a strongly consistent read of v2. v2 → v1 checks each item's bucket and
-//! counts: under the barrier nothing changes, so no difference in the first direction and equal totals mean that v2
-//! holds nothing else. A rehearsal has no such stillness: it compares in both directions, and a difference counts
-//! only if both copies read at one moment still show it.
+//! Under the barrier nothing changes, so each table is read once: its items are checked on their own (do they fit v2, are
+//! they in their bucket), counted, and summed into a [`Digest`] of the whole set. Equal totals and digests mean equal
+//! tables. If they differ, both directions run again exactly, each key against a strongly consistent read of the other
+//! table, so that every difference is named. A rehearsal has no such stillness: it compares exactly, and a difference
+//! counts only if both copies read at one moment still show it.
 
 use super::backfill::decide::movable;
+use super::digest::Digest;
 use super::family::family;
 use super::key::{MOST_V2_KEY_BYTES, is_internal};
 use super::outcome::Reason;
@@ -44,8 +46,8 @@ pub async fn rehearse(
 
 /// Compares the rest of one segment of one direction under the barrier of `epoch`.
 ///
-/// With `exact`, the v2 direction reads v1 for each key, so that every key that only v2 has is named; a segment that
-/// was only counted starts again. `CutoverExpired` past the deadline, `Superseded` where the epoch's barrier is gone.
+/// With `exact` it reads the other table for each key, so that every difference is named; a segment that was only counted
+/// starts again. `CutoverExpired` past the deadline, `Superseded` where the epoch's barrier is gone.
 pub async fn verify(
     tables: &Tables,
     epoch: &str,
@@ -57,11 +59,11 @@ pub async fn verify(
     let tables = tables.metered();
     let plan = tables.load::<Plan>(plan::KEY).await?.ok_or_else(super::generation::no_plan)?;
     let now = tables.environment().now();
-    let held = elapsed(cutover_of(&plan.record, epoch)?.installed_at, now).as_secs_f64();
+    let cutover = cutover_of(&plan.record, epoch)?;
+    let held = elapsed(cutover.installed_at, now).as_secs_f64();
     check_cutover(&plan.record, epoch, now)?;
     let walk = Walk::Verify { epoch: epoch.to_owned(), side };
     let mut walker = Walker::load(&tables, walk, input, budget, Origin::UnderPlan(&plan.bytes)).await?;
-    let exact = exact && side == Side::V2;
     if exact && !walker.segment().exact {
         let restarted = walker
             .commit(Vec::new(), |segment| {
@@ -71,7 +73,8 @@ pub async fn verify(
         expect_written(restarted)?;
     }
     let exact = walker.segment().exact;
-    let visitor = Compare { side, kind: Kind::Final { epoch: epoch.to_owned(), exact } };
+    let secret = cutover.digest_key.clone();
+    let visitor = Compare { side, kind: Kind::Final { epoch: epoch.to_owned(), secret, exact } };
     let status = walker.run(&visitor).await?;
     Ok(output(&walker, status).with(BARRIER_HELD, held))
 }
@@ -92,7 +95,7 @@ fn expect_written(sent: Result<(), Vec<Reason>>) -> Result<()> {
 
 enum Kind {
     Rehearsal,
-    Final { epoch: String, exact: bool },
+    Final { epoch: String, secret: String, exact: bool },
 }
 
 struct Compare {
@@ -105,6 +108,7 @@ struct Compare {
 struct Findings {
     scanned: u64,
     bytes: u64,
+    digest: Digest,
     equal: u64,
     families: Vec<String>,
     mismatches: Vec<Mismatch>,
@@ -114,8 +118,7 @@ struct Findings {
 impl Compare {
     async fn compare(&self, tables: &Tables, page: Page) -> Result<Findings> {
         let mut findings = Findings { end: end_of(&page), ..Findings::default() };
-        let counted_only = matches!((&self.kind, self.side), (Kind::Final { exact: false, .. }, Side::V2));
-        let compared = !counted_only;
+        let compared = !matches!(self.kind, Kind::Final { exact: false, .. });
         let items: Vec<_> =
             page.items.into_iter().filter(|item| self.side == Side::V2 || !is_internal(&item.key)).collect();
         let other = if self.side == Side::V1 { Side::V2 } else { Side::V1 };
@@ -127,25 +130,31 @@ impl Compare {
             std::collections::HashMap::new()
         };
         for item in items {
-            findings.scanned += 1;
             findings.bytes += (item.key.len() + item.value().map_or(0, <[u8]>::len)) as u64;
             let found = others.get(&item.key);
+            let alone = match self.side {
+                Side::V1 => unmovable(tables, &item),
+                Side::V2 => misplaced(tables, &item),
+            };
             let mut kind = match self.side {
+                _ if alone.is_some() || !compared => alone,
                 Side::V1 => difference(tables, Some(&item), found),
-                Side::V2 => misplaced(tables, &item)
-                    .or_else(|| if compared { difference(tables, found, Some(&item)) } else { None }),
+                Side::V2 => difference(tables, found, Some(&item)),
             };
             if kind.is_some() && matches!(self.kind, Kind::Rehearsal) && is_at_home(tables, &item) {
                 let (v1, v2) = tables.get_both(&item.key).await?;
                 kind = difference(tables, v1.as_ref(), v2.as_ref());
             }
+            // A copy that v1 does not know is no item of the migration; its count must not hide a loss.
+            if kind.is_none() || self.side == Side::V1 {
+                findings.scanned += 1;
+                if let Kind::Final { secret, .. } = &self.kind {
+                    findings.digest.add(secret, &item.key, item.value().unwrap_or_default());
+                }
+            }
             match kind {
                 None => findings.equal += 1,
-                Some(kind) => {
-                    // A copy that v1 does not know is no item of the migration; its count must not hide a loss.
-                    findings.scanned -= u64::from(self.side == Side::V2);
-                    findings.mismatches.push(Mismatch { key: item.key.clone(), kind });
-                }
+                Some(kind) => findings.mismatches.push(Mismatch { key: item.key.clone(), kind }),
             }
             if self.side == Side::V2 && kind.is_none() {
                 findings.families.push(family(&item.key).to_owned());
@@ -173,6 +182,7 @@ impl Visitor for Compare {
                 segment.exact |= rehearsal;
                 segment.scanned += findings.scanned;
                 segment.bytes += findings.bytes;
+                segment.digest += findings.digest;
                 segment.already_live += findings.equal;
                 for family in &findings.families {
                     segment.count_family(family);
@@ -231,17 +241,20 @@ pub(super) fn difference(tables: &Tables, v1: Option<&Item>, v2: Option<&Item>) 
         (None, None) => None,
         (_, Some(v2)) if v2.value().is_none() => Some(MismatchKind::UnsupportedItem),
         (None, Some(_)) => Some(MismatchKind::Extra),
-        (Some(v1), v2) => match (movable(tables.layout(), v1), v2) {
-            (Err(reject), _) => Some(match reject.reason {
-                reject::Reason::KeyTooLong => MismatchKind::KeyTooLong,
-                reject::Reason::ItemTooLarge => MismatchKind::ItemTooLarge,
-                _ => MismatchKind::UnsupportedItem,
-            }),
-            (Ok(_), None) => Some(MismatchKind::Missing),
-            (Ok(value), Some(v2)) if v2.value() == Some(value) => None,
-            (Ok(_), Some(_)) => Some(MismatchKind::WrongValue),
-        },
+        (Some(v1), v2) => unmovable(tables, v1).or_else(|| match v2 {
+            None => Some(MismatchKind::Missing),
+            Some(v2) => (v1.value() != v2.value()).then_some(MismatchKind::WrongValue),
+        }),
     }
+}
+
+/// An item of v1 that v2 cannot hold.
+fn unmovable(tables: &Tables, item: &Item) -> Option<MismatchKind> {
+    movable(tables.layout(), item).err().map(|reject| match reject.reason {
+        reject::Reason::KeyTooLong => MismatchKind::KeyTooLong,
+        reject::Reason::ItemTooLarge => MismatchKind::ItemTooLarge,
+        _ => MismatchKind::UnsupportedItem,
+    })
 }
 
 /// What all verify or rehearse records of one id say together.
@@ -261,7 +274,11 @@ pub struct Summary {
     pub mismatches: Vec<Mismatch>,
     /// Items of v2 by family; the families beyond 100 a segment are together under `""`.
     pub families: std::collections::BTreeMap<String, u64>,
-    /// True where each key of v2 was compared.
+    /// Digest of v1's items under the barrier.
+    pub v1_digest: Digest,
+    /// Digest of v2's items under the barrier, those in their right bucket.
+    pub v2_digest: Digest,
+    /// True where each key of both tables was compared with the other one.
     pub exact: bool,
     /// When a record of either direction was last written.
     pub updated_at: Option<jiff::Timestamp>,
@@ -286,11 +303,15 @@ impl Summary {
         self.mismatched += segment.mismatched;
         self.updated_at = self.updated_at.max(segment.updated_at);
         self.mismatches.extend(segment.mismatches);
+        self.exact &= segment.exact;
         match side {
-            Side::V1 => self.v1_items += segment.scanned,
+            Side::V1 => {
+                self.v1_items += segment.scanned;
+                self.v1_digest += segment.digest;
+            }
             Side::V2 => {
                 self.v2_items += segment.scanned;
-                self.exact &= segment.exact;
+                self.v2_digest += segment.digest;
                 for (family, count) in segment.families {
                     *self.families.entry(family).or_default() += count;
                 }
@@ -310,6 +331,11 @@ impl Summary {
     pub fn is_for_a_person(&self) -> bool {
         let no_repair = [MismatchKind::KeyTooLong, MismatchKind::ItemTooLarge, MismatchKind::UnsupportedItem];
         self.mismatches.iter().any(|one| no_repair.contains(&one.kind))
+    }
+
+    /// True where no difference was found and the sets are the same, by number and digest.
+    pub fn is_equal(&self) -> bool {
+        self.mismatched == 0 && self.v1_items == self.v2_items && self.v1_digest == self.v2_digest
     }
 
     /// True where every segment of both directions is done.
@@ -339,10 +365,17 @@ pub fn failed(summary: &Summary) -> Error {
         (false, 0) => format!(": {}", named.join(", ")),
         (false, more) => format!(": {} and {more} more", named.join(", ")),
     };
-    let message = format!(
-        "{} differences; v1 has {} items and v2 {}{list}",
-        summary.mismatched, summary.v1_items, summary.v2_items
-    );
+    let message = match summary.mismatched {
+        0 => format!(
+            "the tables differ, and a comparison of every key found no difference: {} and {} items. Something wrote beside \
+             the barrier",
+            summary.v1_items, summary.v2_items
+        ),
+        differences => format!(
+            "{differences} differences; v1 has {} items and v2 {}{list}",
+            summary.v1_items, summary.v2_items
+        ),
+    };
     Error::new(ErrorKind::VerificationFailed, message).next(if summary.is_for_a_person() {
         "metashift layout status lists them; keyTooLong, itemTooLarge and unsupportedItem are for a person to mend or \
          delete, in either table; metashift layout repair mends the others"

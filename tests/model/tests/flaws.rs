@@ -101,6 +101,11 @@ fn a_publish_before_the_verification_is_whole_publishes_what_was_not_verified() 
 }
 
 #[test]
+fn a_publish_that_compares_totals_alone_publishes_a_stale_copy() {
+    caught(Scope { values: 2, ..all() }, Flaw::TotalsAlone, &[MARKER]);
+}
+
+#[test]
 fn an_epoch_that_is_used_again_publishes_with_old_verify_records() {
     caught(all(), Flaw::EpochReused, &[MARKER]);
 }

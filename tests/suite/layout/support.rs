@@ -72,6 +72,19 @@ impl Lake {
         put.send().await.unwrap();
     }
 
+    /// Puts an item that has a key and nothing else.
+    pub(crate) async fn put_bare(&self, side: Side, key: &str) {
+        let mut put = self
+            .client
+            .put_item()
+            .table_name(self.tables.name(side))
+            .item("pk", AttributeValue::S(key.to_owned()));
+        if side == Side::V2 {
+            put = put.item("bucket", AttributeValue::S(Layout::default().bucket(key)));
+        }
+        put.send().await.unwrap();
+    }
+
     /// Deletes an item as it is.
     pub(crate) async fn remove(&self, side: Side, key: &str) {
         let mut delete = self

@@ -42,6 +42,7 @@ async fn in_state(state: Option<State>) -> Lake {
         deadline: lake.tables.environment().now() + std::time::Duration::from_secs(600),
         on_failure: OnFailure::Release,
         owner: "local:test".to_owned(),
+        digest_key: "k".to_owned(),
         verified: (state == State::Final).then_some(10),
     };
     let held = matches!(state, State::Finalizing | State::Final);

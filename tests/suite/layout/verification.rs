@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use metashift::layout::cutover::{
-    Evidence, Installed, Published, install_barrier, publish_marker, summary_of,
+    Evidence, Installed, Published, Released, Why, install_barrier, publish_marker, release_barrier,
+    summary_of,
 };
 use metashift::layout::records::MARKER_KEY;
 use metashift::layout::records::segment::{MismatchKind, State, Walk};
@@ -80,8 +81,14 @@ async fn a_verification_under_the_barrier_finds_exactly_the_planted_defects() {
     let lake = migrated(300, 3).await;
     install_barrier(&lake.tables, &start("e1")).await.unwrap();
     let planted = plant_all(&lake).await;
-    verify_all(&lake.tables, 3, Side::V1, false).await.unwrap();
-    verify_all(&lake.tables, 3, Side::V2, true).await.unwrap();
+    for exact in [false, true] {
+        for side in [Side::V1, Side::V2] {
+            verify_all(&lake.tables, 3, side, exact).await.unwrap();
+        }
+        if !exact {
+            assert_eq!(publish_marker(&lake.tables, "e1").await.unwrap(), Published::VerifyExactly);
+        }
+    }
     let plan = lake.plan().await.unwrap();
     let summary = summary_of(&lake.tables, &plan, "e1").await.unwrap();
     assert!(summary.is_complete() && summary.exact);
@@ -130,16 +137,76 @@ async fn each_defect_alone_stops_the_marker_and_is_named() {
 }
 
 #[tokio::test]
-async fn a_missing_and_an_extra_key_do_not_cancel_out() {
+async fn differences_do_not_cancel_out() {
+    let (a, b) = (seed::key(3), seed::key(4));
+    for swapped in [false, true] {
+        let lake = migrated(50, 2).await;
+        install_barrier(&lake.tables, &start("e1")).await.unwrap();
+        if swapped {
+            // Two keys whose values have changed places.
+            lake.put(Side::V2, &a, &seed::value(4)).await;
+            lake.put(Side::V2, &b, &seed::value(3)).await;
+        } else {
+            // One key under another name.
+            lake.remove(Side::V2, &a).await;
+            lake.put(Side::V2, "tbl/extra", &seed::value(3)).await;
+        }
+        for side in [Side::V1, Side::V2] {
+            verify_all(&lake.tables, 2, side, false).await.unwrap();
+        }
+        let summary = summary_of(&lake.tables, &lake.plan().await.unwrap(), "e1").await.unwrap();
+        assert_eq!((summary.v1_items, summary.v2_items, summary.mismatched), (50, 50, 0));
+        assert_eq!(publish_marker(&lake.tables, "e1").await.unwrap(), Published::VerifyExactly);
+        for side in [Side::V1, Side::V2] {
+            verify_all(&lake.tables, 2, side, true).await.unwrap();
+        }
+        let error = publish_marker(&lake.tables, "e1").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::VerificationFailed);
+        assert!(error.message().starts_with("2 differences") && error.message().contains(&a), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn an_item_that_v2_cannot_hold_stops_the_marker_though_nothing_else_differs() {
     let lake = migrated(50, 2).await;
     install_barrier(&lake.tables, &start("e1")).await.unwrap();
-    lake.remove(Side::V2, &seed::key(3)).await;
-    lake.put(Side::V2, "tbl/extra", b"v").await;
+    // The same key and nothing in it, in both tables: it is no metadata in either.
     for side in [Side::V1, Side::V2] {
+        lake.put_bare(side, "tbl/odd").await;
         verify_all(&lake.tables, 2, side, false).await.unwrap();
+    }
+    assert_eq!(publish_marker(&lake.tables, "e1").await.unwrap(), Published::VerifyExactly);
+    for side in [Side::V1, Side::V2] {
+        verify_all(&lake.tables, 2, side, true).await.unwrap();
     }
     let error = publish_marker(&lake.tables, "e1").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::VerificationFailed);
+    assert!(error.message().contains("\"tbl/odd\" (unsupportedItem)"), "{error}");
+}
+
+#[tokio::test]
+async fn a_verification_reads_each_table_once_and_a_second_cutover_digests_under_another_key() {
+    let lake = migrated(400, 2).await;
+    let mut digests = Vec::new();
+    for epoch in ["e1", "e2"] {
+        install_barrier(&lake.tables, &start(epoch)).await.unwrap();
+        let metered = lake.tables.metered();
+        for side in [Side::V1, Side::V2] {
+            for segment in 0..2 {
+                let input = SegmentInput { segment, segments: 2, page_size: 1000 };
+                let output = verify(&metered, epoch, side, false, input, pages(9)).await.unwrap();
+                assert_eq!(output.status, Status::Done);
+                // Far less than the 200 units that reading this segment's other copies would cost.
+                assert!(output.consumed.read_units < 40.0, "{}", output.consumed.read_units);
+            }
+        }
+        let summary = summary_of(&lake.tables, &lake.plan().await.unwrap(), epoch).await.unwrap();
+        assert_eq!(summary.v1_digest, summary.v2_digest);
+        digests.push(summary.v1_digest);
+        let released = release_barrier(&lake.tables, Some(epoch), Why::Abort).await.unwrap();
+        assert!(matches!(released, Released::Released(_)));
+    }
+    assert_ne!(digests.first(), digests.last());
 }
 
 #[tokio::test]
@@ -153,7 +220,10 @@ async fn unequal_totals_ask_for_an_exact_pass_that_names_every_extra_key() {
         verify_all(&lake.tables, 2, side, false).await.unwrap();
     }
     assert_eq!(publish_marker(&lake.tables, "e1").await.unwrap(), Published::VerifyExactly);
+    // Half of an exact comparison is none.
     verify_all(&lake.tables, 2, Side::V2, true).await.unwrap();
+    assert_eq!(publish_marker(&lake.tables, "e1").await.unwrap(), Published::VerifyExactly);
+    verify_all(&lake.tables, 2, Side::V1, true).await.unwrap();
     let summary = summary_of(&lake.tables, &lake.plan().await.unwrap(), "e1").await.unwrap();
     assert_eq!(summary.mismatched, 30);
     assert!(summary.mismatches.iter().all(|one| one.kind == MismatchKind::Extra));

@@ -54,6 +54,9 @@ pub struct Cutover {
     pub on_failure: OnFailure,
     /// Who runs it: an execution or `local:<id>`.
     pub owner: String,
+    /// Random secret of the verification's digests, 32 hex digits, drawn with the barrier.
+    #[serde(default)]
+    pub digest_key: String,
     /// Items that the verification found equal; set with the marker.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub verified: Option<u64>,
@@ -130,6 +133,7 @@ mod tests {
                 deadline: at("2026-01-02T03:19:05Z"),
                 on_failure: OnFailure::Hold,
                 owner: "local:a".to_owned(),
+                digest_key: "0f".to_owned(),
                 verified: None,
             }),
             ..Plan::first("f".to_owned(), 16)
@@ -140,7 +144,7 @@ mod tests {
             concat!(
                 r#"{"version":1,"layout":"f","segments":16,"generation":0,"state":"finalizing","#,
                 r#""cutover":{"epoch":"e1","installedAt":"2026-01-02T03:04:05Z","#,
-                r#""deadline":"2026-01-02T03:19:05Z","onFailure":"hold","owner":"local:a"}}"#
+                r#""deadline":"2026-01-02T03:19:05Z","onFailure":"hold","owner":"local:a","digestKey":"0f"}}"#
             )
         );
         assert_eq!(decode::<Plan>(KEY, &bytes).unwrap(), plan);

@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::super::digest::Digest;
 use super::super::transaction::Side;
 use super::{OWN_PREFIX, Record, VERSION};
 
@@ -180,10 +181,13 @@ pub struct Segment {
     /// The first [`MOST_LISTED`] of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mismatches: Vec<Mismatch>,
+    /// Digest of the items counted, where a verification takes one.
+    #[serde(default, skip_serializing_if = "Digest::is_zero")]
+    pub digest: Digest,
     /// Items by family, where a verification counts v2.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub families: BTreeMap<String, u64>,
-    /// True where every key of v2 was compared, not only counted.
+    /// True where every key was compared with the other table, not only counted and digested.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub exact: bool,
     /// Read request units, up to the page before this write.
@@ -226,6 +230,7 @@ impl Default for Segment {
             rechecked: 0,
             mismatched: 0,
             mismatches: Vec::new(),
+            digest: Digest::default(),
             families: BTreeMap::new(),
             exact: false,
             read_units: 0.0,

@@ -350,6 +350,7 @@ fn installers(protocol: &Protocol, state: &State, stored: Value, decided: &mut V
             deadline: Timestamp::UNIX_EPOCH,
             on_failure: OnFailure::Release,
             owner: "o".to_owned(),
+            digest_key: "k".to_owned(),
             verified: None,
         };
         let mut read = plan.clone();
@@ -367,7 +368,7 @@ fn installers(protocol: &Protocol, state: &State, stored: Value, decided: &mut V
     }));
 }
 
-/// As `cutover::publish_marker`: the records of the epoch are complete, without mismatch and of equal totals.
+/// As `cutover::publish_marker`: the records of the epoch are complete, without mismatch, of equal totals and digests.
 fn publishers(protocol: &Protocol, state: &State, stored: Value, epoch: &str, decided: &mut Vec<Intent>) {
     let (tables, plan) = (&state.tables, stored.plan());
     let mut summary = Summary { segments: 2 * plan.segments, exact: true, ..Summary::default() };
@@ -376,27 +377,29 @@ fn publishers(protocol: &Protocol, state: &State, stored: Value, epoch: &str, de
         let segment = value.segment();
         summary.done += u32::from(segment.state == SegmentState::Done);
         summary.mismatched += segment.mismatched;
+        summary.exact &= segment.exact;
         if bit.trailing_zeros() % 2 == 0 {
             summary.v1_items += segment.scanned;
+            summary.v1_digest += segment.digest;
         } else {
             summary.v2_items += segment.scanned;
-            summary.exact &= segment.exact;
+            summary.v2_digest += segment.digest;
         }
     }
     if !summary.is_complete() && !protocol.has(Flaw::VerificationIncomplete) {
         return;
     }
-    if summary.mismatched > 0 {
-        return;
+    if protocol.has(Flaw::TotalsAlone) {
+        summary.v2_digest = summary.v1_digest;
     }
-    if summary.v1_items != summary.v2_items {
+    if !summary.is_equal() {
         if summary.exact {
             return;
         }
-        // The v2 direction only counted: it starts again and compares.
-        for (bit, item) in verify_records(epoch, plan.segments) {
+        // What was only counted starts again and compares.
+        for (_, item) in verify_records(epoch, plan.segments) {
             let Some(value) = tables.get(item) else { continue };
-            if bit.trailing_zeros() % 2 == 1 && !value.segment().exact {
+            if !value.segment().exact {
                 decided.extend(answer(Question::Record("exact", item, value, 0), || {
                     let again = Segment { exact: true, ..Segment::default() };
                     let write = Write::Put(encode(&again).unwrap());
@@ -735,7 +738,7 @@ fn done(who: Who, item: Item, value: Value) -> Vec<Intent> {
     })
 }
 
-/// As `verify::Compare` under the barrier: v1 by a read of v2 for each key, v2 by counting, or by a read of v1.
+/// As `verify::Compare` under the barrier: by counting into a digest, or exactly, by a read of the other table.
 fn verifiers(protocol: &Protocol, state: &State, decided: &mut Vec<Intent>) {
     let tables = &state.tables;
     let Some(stored) = tables.get(protocol.plan) else { return };
@@ -774,23 +777,31 @@ fn verifiers(protocol: &Protocol, state: &State, decided: &mut Vec<Intent>) {
             continue;
         };
         let (v1, v2) = protocol.copies(tables, key);
-        let compared = side == Side::V1 || value.segment().exact;
-        let (v1, v2) = if compared { (v1, v2) } else { (None, None) };
+        let compared = value.segment().exact;
+        let (v1, v2) = match side {
+            _ if compared => (v1, v2),
+            Side::V1 => (v1, None),
+            Side::V2 => (None, v2),
+        };
         decided.extend(answer(Question::Verify(item, value, key, side, v1, v2), || {
             let mut next = value.segment().clone();
             let old = record(protocol, key, Side::V1, v1);
             let new = record(protocol, key, Side::V2, v2);
-            let different = compared.then(|| difference(protocol, old.as_ref(), new.as_ref())).flatten();
+            let different = match side {
+                Side::V2 if !compared => None,
+                Side::V1 if !compared => old.as_ref().and_then(|v1| unmovable(protocol, v1)),
+                _ => difference(protocol, old.as_ref(), new.as_ref()),
+            };
             next.cursor = Some(position(protocol, key, side));
+            if different.is_none() || side == Side::V1 {
+                next.scanned += 1;
+                let own = if side == Side::V1 { &old } else { &new };
+                let value = own.as_ref().and_then(Record::value).unwrap_or_default();
+                next.digest.add(&cutover.digest_key, protocol.keys[key], value);
+            }
             match different {
-                None => {
-                    next.scanned += 1;
-                    next.already_live += 1;
-                }
-                Some(kind) => {
-                    next.scanned += u64::from(side == Side::V1);
-                    next.add_mismatch(Mismatch { key: protocol.keys[key].to_owned(), kind });
-                }
+                None => next.already_live += 1,
+                Some(kind) => next.add_mismatch(Mismatch { key: protocol.keys[key].to_owned(), kind }),
             }
             let label = format!("{item:?} looks at {}", protocol.keys[key]);
             moved_on(Who::Verifier, label, item, value, &next)
@@ -803,11 +814,13 @@ fn difference(protocol: &Protocol, v1: Option<&Record>, v2: Option<&Record>) -> 
     match (v1, v2) {
         (None, None) => None,
         (None, Some(_)) => Some(MismatchKind::Extra),
-        (Some(v1), v2) => match (movable(&protocol.layout, v1), v2) {
-            (Err(_), _) => Some(MismatchKind::UnsupportedItem),
-            (Ok(_), None) => Some(MismatchKind::Missing),
-            (Ok(value), Some(v2)) if v2.value() == Some(value) => None,
-            (Ok(_), Some(_)) => Some(MismatchKind::WrongValue),
-        },
+        (Some(v1), v2) => unmovable(protocol, v1).or_else(|| match v2 {
+            None => Some(MismatchKind::Missing),
+            Some(v2) => (v1.value() != v2.value()).then_some(MismatchKind::WrongValue),
+        }),
     }
+}
+
+fn unmovable(protocol: &Protocol, v1: &Record) -> Option<MismatchKind> {
+    movable(&protocol.layout, v1).err().map(|_| MismatchKind::UnsupportedItem)
 }

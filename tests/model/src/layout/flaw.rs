@@ -33,6 +33,8 @@ pub enum Flaw {
     MarkerWithoutBarrier,
     /// Publish does not wait for the verification.
     VerificationIncomplete,
+    /// Publish compares the verification's totals and not its digests.
+    TotalsAlone,
     /// An epoch may be used again after its release.
     EpochReused,
     /// A v2-only node works before the marker.
