@@ -50,7 +50,7 @@ INSTEAD = {
 # What this runs; anything else has to be marked or named above.
 PROGRAMS = re.compile(r"(cargo metashift|metashift|scripts/local-stack|export|\S+/tools/stack/bin/python) |eval \"\$\(scripts/local-stack ")
 # Flags that the text mentions alone and that belong to programs of others.
-FOREIGN = {"--guided", "--config-env", "--parameter-overrides", "--add-host"}
+FOREIGN = {"--config-env", "--parameter-overrides", "--add-host"}
 
 
 class Wrong(Exception):
@@ -217,7 +217,7 @@ def is_package(name):
     return any(f'\nname = "{name}"\n' in manifest.read_text() for manifest in manifests)
 
 
-def mentions(page, text):
+def mentions(text):
     """Code within the text, a line break in it or not."""
     for found in re.finditer(r"(?<!`)`([^`]+)`(?!`)", text):
         yield " ".join(found[1].split())
@@ -326,7 +326,7 @@ def free_port():
         return free.getsockname()[1]
 
 
-def check_stages(commands):
+def check_tables(commands, mentioned):
     """The tables above name what is there."""
     texts = {command.text for command in commands}
     for text, stage in ELSEWHERE.items():
@@ -335,6 +335,8 @@ def check_stages(commands):
             raise Wrong(f"stage {stage} does not run: {text}")
         if text not in texts:
             raise Wrong(f"no page has the command: {text}")
+    for flag in FOREIGN - {mention.split()[0] for mention in mentioned}:
+        raise Wrong(f"no page mentions {flag}")
     for page, old in INSTEAD:
         if not any(command.page == page and old in command.text for command in commands):
             raise Wrong(f"no command of {page} has: {old}")
@@ -365,9 +367,12 @@ def main(binary, packages, *chosen):
     binary, packages = (str(pathlib.Path(path).resolve()) for path in (binary, packages))
     metashift, counted, looked_up, wrong = Metashift(binary), {}, 0, []
     pages = {page: read(page) for page in PAGES}
-    check_stages([command for commands, _ in pages.values() for command in commands])
+    check_tables(
+        [command for commands, _ in pages.values() for command in commands],
+        [mention for _, text in pages.values() for mention in mentions(text)],
+    )
     for page, (commands, text) in pages.items():
-        for mention in [*(command.text for command in commands), *mentions(page, text)]:
+        for mention in [*(command.text for command in commands), *mentions(text)]:
             try:
                 looked_up += check_mention(mention, metashift)
             except Wrong as reason:
