@@ -61,6 +61,9 @@ fn target<'a>(
 
 /// Removes the entries and the marker of an unfinished directory unit. The cursor goes back to the start with the first
 /// entries, so that a run after a crash in here is complete again.
+///
+/// `Migration` where no migration is under way, where it is one that moves keys, or one that this version does not carry;
+/// `Contended` where another commit came between.
 pub async fn abandon(
     location: &Location,
     registry: &Registry,

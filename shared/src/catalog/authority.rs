@@ -43,6 +43,8 @@ pub trait CommitAuthority: Send + Sync {
 
     /// Commits a batch if head and marker are still those of `anchor`. The batch puts a head whose `batch_seq` is one
     /// higher. Batches become durable in the order in which they were committed.
+    ///
+    /// `AuthorityChanged` in a log that has ended; `OutcomeUnknown` where a slot of the log may still arrive.
     async fn commit(&self, anchor: &Anchor, batch: Batch) -> Result<Commit>;
 
     /// Waits until everything committed so far is durable. A fenced writer learns it here at the latest.
@@ -50,6 +52,8 @@ pub trait CommitAuthority: Send + Sync {
 
     /// Makes everything durable and takes a named checkpoint, in place of older ones with that name; without a lifetime
     /// it stays until it is released.
+    ///
+    /// `Internal` in a [`Session`], which has no writer.
     async fn checkpoint(&self, name: &str, lifetime: Option<Duration>) -> Result<()>;
 
     /// Ends the session.
@@ -68,6 +72,8 @@ pub trait CommitAuthority: Send + Sync {
 
 /// Opens a catalog for migrating: takes the writer of a native one, and the index of one kept in a log, with every slot
 /// folded. A log that has been demoted is folded to its end first.
+///
+/// `InvalidInput` for an origin that the log contradicts, `Migration` where nobody can say it, before anybody is fenced.
 pub async fn open(
     location: &Location,
     sighting: &Sighting,

@@ -41,7 +41,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Puts a message under a key; a key that the store cannot hold is refused.
+    /// Puts a message under a key; `Corruption` for a key that the store cannot hold.
     pub fn put<M: Message>(&mut self, key: &Key, message: &M) -> Result<()> {
         self.puts.push((key.checked()?.into(), frame(message)));
         Ok(())

@@ -89,6 +89,8 @@ pub struct Plan {
 }
 
 /// Plans one commit of `changes` on a view.
+///
+/// `InvalidInput` for a name that is taken and for what is not there to be changed.
 pub async fn plan(view: &View, changes: &[Change], environment: &Environment) -> Result<Plan> {
     let head = view.head();
     let key = Key::Snapshot(head.snapshot_id).encode();

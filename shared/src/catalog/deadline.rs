@@ -28,7 +28,8 @@ impl Deadline {
         Self { budget: budget.clone() }
     }
 
-    /// Waits for SlateDB until the deadline, then is a `Timeout` that says what it waited for.
+    /// Waits for SlateDB until the deadline, then is a `Timeout` that says what it waited for. Its own errors are those of
+    /// [`classify`].
     pub async fn wait<T>(
         &self,
         what: &str,

@@ -115,6 +115,12 @@ enum Outcome {
 }
 
 /// Runs what the durable state asks for on a store, within a budget: takes the writer, works, closes.
+///
+/// `InvalidInput` for a target that no unit ends at, and where there is no catalog; `Migration` for a format above the target
+/// and for a unit that this version does not carry; `Corruption` where the check of a unit names records that stop it, before
+/// its marker stands; `Contended` after [`ATTEMPTS`] batches in a row that lost; `Timeout` also where the check does not fit
+/// into the budget. In a commit log `AuthorityChanged` where it has ended, `OutcomeUnknown` for a slot that may still arrive,
+/// and those of [`authority::open`]. Whatever it ends with, the next run goes on from the last durable batch.
 pub async fn run(
     location: &Location,
     registry: &Registry,
@@ -201,6 +207,8 @@ async fn fenced_by_whom(location: &Location, epoch: u64, error: Error, deadline:
 }
 
 /// Runs what the durable state asks for through an authority that is already open.
+///
+/// Errors as those of [`run`].
 pub async fn migrate(
     authority: &dyn CommitAuthority,
     registry: &Registry,

@@ -40,7 +40,7 @@ pub struct SystemRecords {
 }
 
 impl SystemRecords {
-    /// Decodes the three records from their framed values.
+    /// Decodes the three records from their framed values; `Corruption` for what is none.
     pub fn decode(format: Option<&[u8]>, head: Option<&[u8]>, marker: Option<&[u8]>) -> Result<Self> {
         fn one<M: prost::Message + Default>(key: System, value: Option<&[u8]>) -> Result<Option<M>> {
             value.map(|value| unframe(&Key::System(key).encode(), value)).transpose()
@@ -85,6 +85,8 @@ impl SystemRecords {
     }
 
     /// What ordinary reads and commits may do with the store; `None` when it has not been bootstrapped.
+    ///
+    /// `Migration` while a unit is under way, below [`FLOOR`] and above [`NEWEST`]; errors as those of [`Self::coherent`].
     pub fn gate(&self) -> Result<Option<&Format>> {
         let Some(format) = self.coherent()? else { return Ok(None) };
         if let Some(marker) = &self.marker {

@@ -41,6 +41,8 @@ impl std::fmt::Debug for Catalog {
 impl Catalog {
     /// Opens a store, making a native catalog where there is none. A refusal comes before the live writer is fenced. A
     /// catalog that is kept in a commit log is opened beside everybody else who commits to it.
+    ///
+    /// Errors as those of [`SystemRecords::gate`], and `Contended` where somebody else made the catalog meanwhile.
     pub async fn open(location: &Location, environment: &Environment, budget: &Budget) -> Result<Self> {
         let deadline = Deadline::of(budget);
         let sighting = look(location, &deadline).await?;
@@ -75,6 +77,8 @@ impl Catalog {
     }
 
     /// Pins the present state; refuses while a migration runs.
+    ///
+    /// Errors as those of [`SystemRecords::gate`]; `AuthorityChanged` where the catalog went into a log or out of it.
     pub async fn read(&self) -> Result<View> {
         let state = self.authority.pin().await?;
         let records = system_records(state.as_ref()).await?;
@@ -85,6 +89,9 @@ impl Catalog {
 
     /// Commits changes as one snapshot and waits until it is durable; a commit that loses to another is decided again,
     /// a bounded number of times. Returns the snapshot's id.
+    ///
+    /// Errors as those of [`Self::read`] and [`plan`]; `Contended` after [`ATTEMPTS`] losses, with nothing written; in a commit log
+    /// `OutcomeUnknown` where its slot may still arrive.
     pub async fn commit(&self, changes: &[Change]) -> Result<u64> {
         let mut refreshed = false;
         for attempt in 0..ATTEMPTS {
@@ -192,6 +199,8 @@ impl std::fmt::Debug for CatalogReader {
 
 impl CatalogReader {
     /// Opens a store for reading; `poll` is how often it looks for what is new.
+    ///
+    /// `InvalidInput` where there is no catalog, `Unavailable` where it is a log without an index; else as [`Self::read`].
     pub async fn open(location: &Location, poll: Duration, budget: &Budget) -> Result<Self> {
         let deadline = Deadline::of(budget);
         if manifest(location, &deadline).await?.is_none() {
@@ -215,6 +224,8 @@ impl CatalogReader {
     /// Runs `query` on a view, and releases its answer only if the index's head stood still from before the format and
     /// marker were read until after the query's last read. A moved head repeats it, a bounded number of times. Of a
     /// catalog that is kept in a log every slot that was acknowledged before is part of the view.
+    ///
+    /// Errors as those of [`SystemRecords::gate`] and of the query; `Unavailable` where the catalog moved [`ATTEMPTS`] times.
     pub async fn read<T, Q, F>(&self, query: Q) -> Result<T>
     where
         Q: Fn(View) -> F,

@@ -91,6 +91,9 @@ pub struct Inspection {
 
 /// Looks at a store. With `counted`, also runs the check of every planned unit's source range (the dry run); what would
 /// stop the migration is then its error.
+///
+/// `InvalidInput` where there is no catalog, and for a target that no unit ends at; `Migration` for a format above the target;
+/// `Unavailable` where the catalog moved during every look; with `counted`, errors as those of [`check`].
 pub async fn inspect(
     location: &Location,
     registry: &Registry,

@@ -192,7 +192,7 @@ impl Key {
         Ok(key)
     }
 
-    /// Refuses a key that SlateDB cannot store.
+    /// The bytes of the key; `Corruption` for more of them than SlateDB can store.
     pub fn checked(&self) -> Result<Vec<u8>> {
         let bytes = self.encode();
         if bytes.len() > LONGEST_KEY {

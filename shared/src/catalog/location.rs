@@ -46,6 +46,8 @@ impl Location {
     /// `s3://bucket/path` takes region, credentials and endpoint from the environment (`AWS_REGION`,
     /// `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `AWS_ENDPOINT_URL_S3`, …); an `http://` endpoint is allowed.
     /// `file:///directory` is a directory of this machine and has to exist.
+    ///
+    /// `InvalidInput` for anything else.
     pub fn parse(text: &str) -> Result<Self> {
         let invalid = |why: String| {
             Error::new(ErrorKind::InvalidInput, format!("store {text}: {why}"))
@@ -81,7 +83,8 @@ impl Location {
     }
 }
 
-/// Makes the directory of a `file://` URL, so that a catalog can be created there; nothing for any other URL.
+/// Makes the directory of a `file://` URL, so that a catalog can be created there; nothing for any other URL. `InvalidInput`
+/// where it cannot be made.
 pub fn make_directory(text: &str) -> Result<()> {
     let directory =
         Url::parse(text).ok().filter(|url| url.scheme() == "file").and_then(|url| url.to_file_path().ok());

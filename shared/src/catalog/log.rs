@@ -112,13 +112,13 @@ impl Log {
         self.deadline.object(what, get).await
     }
 
-    /// A slot.
+    /// A slot; `Corruption` for one that no sender writes.
     pub async fn slot(&self, sequence: u64) -> Result<Option<CommitSlot>> {
         let found = self.object(&format!("reading slot {sequence}"), &self.path(sequence)).await?;
         found.map(|(bytes, _)| CommitSlot::decode(sequence, &bytes)).transpose()
     }
 
-    /// The floor; at 0 where nobody has raised one.
+    /// The floor; at 0 where nobody has raised one, `Corruption` for one that nobody writes.
     pub async fn floor(&self) -> Result<Floor> {
         Ok(self.versioned_floor().await?.0)
     }
@@ -158,6 +158,8 @@ impl Log {
 
     /// `batch_seq` at which the log of a catalog with these records began; `None` for a native catalog, and for one of
     /// format 10 that has never said it and whose log is empty. `asked` is what the operator says, and has to agree.
+    ///
+    /// `InvalidInput` where `asked` is contradicted, `Corruption` where the log began after the index.
     pub async fn origin(&self, records: &SystemRecords, asked: Option<u64>) -> Result<Option<u64>> {
         let Some(format) = &records.format else { return Ok(None) };
         if !is_commit_log(format) {
@@ -193,6 +195,8 @@ impl Log {
 
     /// Creates a slot, and finds out whose it is. A create without an answer is sent again with the same bytes until
     /// there is a slot; only the deadline ends that, with `OutcomeUnknown`, since an absent slot may still arrive.
+    ///
+    /// `AccessDenied` and `InvalidInput` where the first create was rejected.
     pub async fn win(&self, sequence: u64, slot: &CommitSlot, environment: &Environment) -> Result<Won> {
         let bytes = slot.encode();
         let end = Instant::now() + self.deadline.left();
@@ -259,6 +263,8 @@ impl Log {
     }
 
     /// Raises the floor; one that is higher already stays. Everything up to it has to be in a flushed index.
+    ///
+    /// `Contended` where somebody else lowered it.
     pub async fn raise(&self, floor: Floor) -> Result<Floor> {
         let (present, version) = self.versioned_floor().await?;
         if present.sequence >= floor.sequence {

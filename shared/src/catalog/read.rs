@@ -102,7 +102,7 @@ impl Rows {
         Self { changes: changes.into_iter().peekable(), ..self }
     }
 
-    /// The next key and value.
+    /// The next key and value; `None` after the last.
     pub async fn next(&mut self) -> Result<Option<(Bytes, Bytes)>> {
         loop {
             let below = match self.ahead.take() {
@@ -138,7 +138,7 @@ pub trait Read: Send + Sync {
     async fn scan(&self, range: Range, fetch: Fetch) -> Result<Rows>;
 }
 
-/// The message under a key.
+/// The message under a key; `Corruption` for a value that is none.
 pub async fn message<M: Message + Default>(state: &dyn Read, key: &[u8]) -> Result<Option<M>> {
     state.get(key).await?.map(|value| unframe(key, &value)).transpose()
 }

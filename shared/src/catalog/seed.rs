@@ -66,6 +66,8 @@ struct Seeder {
 }
 
 /// Writes a store where none is.
+///
+/// `InvalidInput` where a catalog is already.
 pub async fn write(location: &Location, seed: Seed, budget: &Budget) -> Result<()> {
     let deadline = Deadline::of(budget);
     if look(location, &deadline).await?.records.format.is_some() {
@@ -300,6 +302,8 @@ async fn whole(
 
 /// Reads a snapshot of a store whatever its format, also below the floor or with a marker: what the demo and the tests
 /// compare before and after. Nothing else may, because with a marker there are holes.
+///
+/// `InvalidInput` for a snapshot beyond the latest.
 pub async fn read_at(location: &Location, snapshot: u64, budget: &Budget) -> Result<Contents> {
     let deadline = Deadline::of(budget);
     let (reader, state, records) = whole(location, &deadline).await?;

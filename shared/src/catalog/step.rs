@@ -95,6 +95,8 @@ impl Input {
 }
 
 /// Runs one invocation under a budget, which `maxSteps` of the input narrows.
+///
+/// Errors as those of [`Location::parse`], and of [`inspect`] or [`run`] by the mode.
 pub async fn invoke(
     input: &Input,
     environment: &Environment,
@@ -122,6 +124,8 @@ pub async fn invoke(
 /// One invocation as a Lambda runs it: raw JSON in, JSON or a named error out, and the metrics of either.
 ///
 /// `deadline` is when the invocation is ended from outside, in milliseconds since 1970.
+///
+/// Errors as those of [`Input::parse`] and [`invoke`].
 pub async fn lambda(event: Value, environment: &Environment, deadline: u64) -> (Result<Value>, String) {
     let begun = environment.now();
     let at =
@@ -172,7 +176,7 @@ fn metrics(
     telemetry::record(environment, &[("migration", "catalog"), ("phase", phase)], &values, properties)
 }
 
-/// The answer to an inspection: done when there is nothing to do.
+/// The answer to an inspection: done when there is nothing to do. Never fails but with `Internal`.
 pub fn inspected(found: &Inspection) -> Result<StepOutput> {
     let status = if found.plan.is_empty() { Status::Done } else { Status::Continue };
     let details = serde_json::to_value(found)

@@ -116,7 +116,8 @@ pub(crate) async fn manifest(location: &Location, deadline: &Deadline) -> Result
     }
 }
 
-/// Looks at a store without writing to it or fencing anybody.
+/// Looks at a store without writing to it or fencing anybody. `Corruption` also for an index that is an old copy, and for a
+/// lost one of a catalog whose log has ended.
 pub async fn look(location: &Location, deadline: &Deadline) -> Result<Sighting> {
     match look_once(location, deadline).await {
         // A garbage collector may have removed what the manifest named; a second look starts from a newer one.
@@ -181,7 +182,7 @@ pub(crate) fn index_behind(position: u64) -> Error {
     .next("this is an old copy of the index: bring back the newest one, or one from the checkpoint metashift-log-base")
 }
 
-/// The three system records of one state.
+/// The three system records of one state; errors as those of [`SystemRecords::decode`].
 pub async fn system_records(state: &dyn Read) -> Result<SystemRecords> {
     let format = state.get(&Key::System(System::Format).encode()).await?;
     let head = state.get(&Key::System(System::Head).encode()).await?;

@@ -78,13 +78,13 @@ pub trait Unit: Send + Sync {
 
 /// A directory in which two live records may not claim one key.
 pub trait Directory: Send + Sync {
-    /// The id that an entry holds.
+    /// The id that an entry holds; `Corruption` for what is no entry.
     fn id(&self, entry_key: &[u8], entry_value: &[u8]) -> Result<u64>;
-    /// The source key of the record with an id that an entry may stand for.
+    /// The source key of the record with an id that an entry may stand for; `Corruption` for what is no entry.
     fn record(&self, entry_key: &[u8], id: u64) -> Result<Bytes>;
 }
 
-/// Refuses a cursor that no step of the unit can have written.
+/// `Corruption` for a cursor that no step of the unit can have written.
 pub fn check_cursor(unit: &dyn Unit, cursor: &[u8]) -> Result<()> {
     if cursor.is_empty() || unit.source().contains(cursor) && Key::decode(cursor).is_ok() {
         return Ok(());

@@ -237,7 +237,7 @@ pub fn frame<M: Message>(message: &M) -> Bytes {
     bytes.into()
 }
 
-/// The message in a frame; `key` is only for the error.
+/// The message in a frame; `Corruption` for anything else. `key` is only for the error.
 pub fn unframe<M: Message + Default>(key: &[u8], value: &[u8]) -> Result<M> {
     decoded(value)
         .map_err(|why| Error::new(ErrorKind::Corruption, format!("value of key {}: {why}", shown(key))))

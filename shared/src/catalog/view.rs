@@ -181,6 +181,8 @@ impl View {
     }
 
     /// Everything at a snapshot (time travel).
+    ///
+    /// `InvalidInput` for a snapshot beyond the latest.
     pub async fn read_at(&self, snapshot: u64) -> Result<Contents> {
         if snapshot > self.head.snapshot_id {
             return Err(Error::new(

@@ -300,6 +300,28 @@ async fn what_is_for_after_the_marker_says_so_before_it() {
 }
 
 #[tokio::test]
+async fn a_refused_retire_says_each_obstacle_once_and_a_dry_run_says_the_commands_too() {
+    let lake = Lake::with_items(10).await;
+    assert_eq!(run(&lake, &finalize("e1")).await.0, Some(0));
+    let said = async |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_metashift"));
+        command.env_clear().args(["layout", "retire", "--table", TABLE, "--endpoint"]);
+        let output = command.arg(lake.server.endpoint()).args(arguments).output().await.unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8(text).unwrap())
+    };
+    for (arguments, code, listed) in [(&[][..], 3, 0), (&["--dry-run"], 0, 1)] {
+        let (exit, text) = said(arguments).await;
+        assert_eq!(exit, Some(code), "{text}");
+        for (what, times) in
+            [("v1 is kept for 7 days", 1), ("no clean audit", 1), ("aws dynamodb create-backup", listed)]
+        {
+            assert_eq!(text.matches(what).count(), times, "{arguments:?}, {what}: {text}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn no_companion_is_made_for_a_table_that_is_not_there_or_is_of_another_shape() {
     let lake = Lake::with_items(1).await;
     let wrong = format!("{TABLE}_prefix_v2");

@@ -81,19 +81,20 @@ pub(crate) async fn run(args: RetireArgs, output: &Output) -> Result<()> {
         "about {items} items of {} would go; those under {INTERNAL_PREFIX} stay, since every node reads the marker there",
         tables.name(Side::V1)
     ));
-    for obstacle in &obstacles {
+    let mut obstacles = obstacles.into_iter();
+    // The one that the command ends with is said there.
+    let refusal = if args.dry_run { None } else { obstacles.next() };
+    for obstacle in obstacles {
         output.say(format!("not yet: {obstacle}"));
     }
-    match obstacles.into_iter().next() {
-        Some(obstacle) if !args.dry_run => Err(obstacle),
-        _ => {
-            output.say("nothing was removed; these commands would, the backup first:\n");
-            for command in &commands {
-                output.say(format!("{command}\n"));
-            }
-            Ok(())
-        }
+    if let Some(refusal) = refusal {
+        return Err(refusal);
     }
+    output.say("nothing was removed; these commands would, the backup first:\n");
+    for command in &commands {
+        output.say(format!("{command}\n"));
+    }
+    Ok(())
 }
 
 /// The commands that take v1's user items away; the backup first.

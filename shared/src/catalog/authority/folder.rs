@@ -43,6 +43,9 @@ impl std::fmt::Debug for Folder {
 
 impl Folder {
     /// Takes the index's writer after `epoch` and folds every slot. Without an index it is built from the first slot on.
+    ///
+    /// `AuthorityChanged` where the log has ended, `Migration` where nobody can say its origin, `InvalidInput` for one that the log
+    /// contradicts. `Corruption` where the index is an old copy, whose next slots are deleted.
     pub async fn open(
         location: &Location,
         epoch: u64,

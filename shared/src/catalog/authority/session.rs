@@ -74,6 +74,8 @@ async fn based(location: &Location, log: &Log, deadline: &Deadline) -> Result<(A
 
 impl Session {
     /// Opens a session on a catalog that is kept in a log.
+    ///
+    /// `AuthorityChanged` where the catalog is native by now, `Migration` where nobody can say the origin of its log.
     pub async fn open(location: &Location, environment: &Environment, deadline: &Deadline) -> Result<Self> {
         let log = Log::of(location, deadline);
         let (reader, tail) = match based(location, &log, deadline).await {

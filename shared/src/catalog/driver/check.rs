@@ -26,7 +26,8 @@ pub struct Findings {
     pub bytes: u64,
 }
 
-/// Reads the source range of `unit` after `cursor`; any finding is `Corruption` naming the keys.
+/// Reads the source range of `unit` after `cursor`; any finding is `Corruption` naming the keys; `Timeout` where
+/// the budget ends before it.
 pub async fn check(state: &dyn Read, unit: &dyn Unit, cursor: &[u8], budget: &Budget) -> Result<Findings> {
     let mut findings = Findings::default();
     let mut claims = Claims::default();
@@ -81,6 +82,8 @@ pub struct Claims {
 
 impl Claims {
     /// The entries that a directory already holds.
+    ///
+    /// `Corruption` for an entry that is none of the unit.
     pub async fn of(state: &dyn Read, unit: &dyn Unit) -> Result<Self> {
         let mut claims = Self::default();
         if let (Kind::Directory { entries }, Some(directory)) = (unit.kind(), unit.directory()) {

@@ -27,7 +27,7 @@ impl Floor {
         frame(self)
     }
 
-    /// Reads the object.
+    /// Reads the object; anything that [`Self::encode`] does not write is `Corruption`.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         decoded(bytes)
             .map_err(|why| Error::new(ErrorKind::Corruption, format!("the floor of the commit log: {why}")))

@@ -58,6 +58,8 @@ fn idle(records: &SystemRecords) -> Result<(&Format, Head)> {
 }
 
 /// Makes an empty catalog that is kept in a log from its first batch on, or folds one that is there.
+///
+/// `InvalidInput` where a native catalog is; else as [`Folder::open`].
 pub async fn create(location: &Location, environment: &Environment, budget: &Budget) -> Result<Changed> {
     let deadline = Deadline::of(budget);
     let Sighting { epoch, records, log } = look(location, &deadline).await?;
@@ -97,6 +99,9 @@ async fn ended<T>(authority: &dyn CommitAuthority, result: Result<T>) -> Result<
 ///
 /// The numbers of an earlier log are not used again: a slot of it that arrives late finds its place taken, or lies below
 /// the floor. Without one, the log begins at slot 1 and its origin is head's `batch_seq`.
+///
+/// Errors as those of [`SystemRecords::gate`]; `Migration` below format 11; `InvalidInput` where there is no catalog;
+/// `ForeignLeftovers` where slots of another log are there; `Contended` where a commit came between.
 pub async fn adopt(
     location: &Location,
     dry_run: bool,
@@ -196,6 +201,10 @@ async fn restamp(authority: &dyn CommitAuthority, records: &SystemRecords, forma
 
 /// Makes a catalog native again: everything is folded and flushed, then the log's last slot says that it has ended, so
 /// that whoever still commits to the log finds out.
+///
+/// Errors as those of [`SystemRecords::gate`]; `Migration` at format 10, which is a log by its format; `InvalidInput` where there
+/// is no catalog; `Contended` after [`ATTEMPTS`] commits that came between; `OutcomeUnknown` where the last slot may still
+/// arrive.
 pub async fn demote(
     location: &Location,
     dry_run: bool,
@@ -253,6 +262,9 @@ pub async fn demote(
 
 /// Folds the log, takes a new checkpoint that it goes on from, raises the floor to all but the last `keep` slots, and
 /// deletes what lies below it.
+///
+/// `InvalidInput` for a native catalog, `Migration` where nobody can say where the log began; `Contended` where somebody else
+/// lowered the floor.
 pub async fn truncate(
     location: &Location,
     keep: u64,

@@ -93,7 +93,7 @@ impl CommitSlot {
 
     /// The system records after this slot on a state with `records` in the log that began at `origin`. A slot that was
     /// decided on another state, that does not move head by one, or that stands in a unit without being part of it is
-    /// `Corruption`.
+    /// `Corruption`; one that makes a newer format is `Migration`.
     pub fn follow(&self, records: &SystemRecords, origin: u64, sequence: u64) -> Result<SystemRecords> {
         let before = records.head.unwrap_or_default();
         if self.base_batch_seq != before.batch_seq

@@ -24,14 +24,14 @@ pub struct Tail {
 }
 
 impl Tail {
-    /// Nothing yet behind an index with these records.
+    /// Nothing yet behind an index with these records; `Corruption` where the log began after them.
     pub fn new(records: SystemRecords, origin: u64) -> Result<Self> {
         let tail = Self { records, origin, slots: 0, changes: Arc::default() };
         tail.position()?;
         Ok(tail)
     }
 
-    /// The sequence of the last slot in it or in the index below.
+    /// The sequence of the last slot in it or in the index below; `Corruption` where the log began after both.
     pub fn position(&self) -> Result<u64> {
         let batch_seq = self.records.head.unwrap_or_default().batch_seq;
         batch_seq.checked_sub(self.origin).ok_or_else(|| {
@@ -45,7 +45,7 @@ impl Tail {
         })
     }
 
-    /// Takes the next slot.
+    /// Takes the next slot; errors as those of [`CommitSlot::follow`].
     pub fn push(&mut self, sequence: u64, slot: &CommitSlot) -> Result<()> {
         self.records = slot.follow(&self.records, self.origin, sequence)?;
         let changes = Arc::make_mut(&mut self.changes);
@@ -62,6 +62,8 @@ impl Tail {
     }
 
     /// Takes every slot that there is; false if the index below is behind the floor.
+    ///
+    /// Errors as those of [`Log::beyond`] and [`CommitSlot::follow`].
     pub async fn advance(&mut self, log: &Log) -> Result<bool> {
         while !self.has_ended() {
             match log.beyond(self.position()?).await? {

@@ -57,7 +57,7 @@ impl Registry {
         Self { units, targets: targets.to_vec() }
     }
 
-    /// Refuses a target that no unit ends at.
+    /// `InvalidInput` for a target that no unit ends at.
     pub fn check_target(&self, target: u64) -> Result<()> {
         if self.targets.contains(&target) {
             return Ok(());
@@ -80,6 +80,9 @@ impl Registry {
     }
 
     /// What comes next for a store with these records.
+    ///
+    /// `InvalidInput` where there is no catalog; `Migration` for a format above the target, and for a unit under way that this
+    /// version does not carry or that ends above it; `Corruption` for records that contradict each other.
     pub fn next(&self, records: &SystemRecords, target: u64) -> Result<Stage<'_>> {
         let Some(format) = records.coherent()? else {
             return Err(Error::new(ErrorKind::InvalidInput, "there is no catalog here")
@@ -139,7 +142,7 @@ impl Registry {
         Ok(Stage::Resume(unit, marker.clone()))
     }
 
-    /// Names of everything that a run to `target` would do, in order.
+    /// Names of everything that a run to `target` would do, in order; errors as those of [`Self::next`].
     pub fn plan(&self, records: &SystemRecords, target: u64) -> Result<Vec<String>> {
         let mut records = records.clone();
         let mut plan = Vec::new();
