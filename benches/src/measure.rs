@@ -6,7 +6,7 @@ use std::time::Duration;
 use aws_sdk_dynamodb::Client;
 use metashift::environment::{Environment, elapsed};
 use metashift::layout::cutover::{Evidence, Start};
-use metashift::layout::generation::PlanWish;
+use metashift::layout::generation::{DEFAULT_SEGMENTS, PlanWish};
 use metashift::layout::preflight::Accepted;
 use metashift::layout::records::plan::OnFailure;
 use metashift::layout::run::Run;
@@ -25,12 +25,6 @@ const DELAY_MILLIS: u64 = 5;
 
 /// Items of the serial baseline: enough for a rate.
 const SERIAL_ITEMS: u32 = 2000;
-
-/// Segments of the bare run.
-const BARE_SEGMENTS: u32 = 8;
-
-/// Segments behind a delay: requests in flight are what a delay is met with.
-const DELAYED_SEGMENTS: u32 = 32;
 
 /// One line of the table.
 #[derive(Debug, Clone)]
@@ -82,7 +76,6 @@ impl Bench {
 
     pub(crate) async fn run(&self) -> Result<Vec<Row>> {
         let place = if self.delayed { "with 5 ms" } else { "bare" };
-        let segments = if self.delayed { DELAYED_SEGMENTS } else { BARE_SEGMENTS };
         let count = f64::from(self.items);
         let mut rows = Vec::new();
 
@@ -97,11 +90,11 @@ impl Bench {
 
         let limit = self.other(UNGUARDED).await?;
         let table = format!("{UNGUARDED}_prefix_v2");
-        let width = i32::try_from(segments).unwrap_or(8);
+        let width = i32::try_from(DEFAULT_SEGMENTS).unwrap_or(1);
         let limit_rate =
             count / time(&limit, baseline::unguarded_copy(&self.client, TABLE, &table, width)).await?;
 
-        let run = run_over(&self.tables, segments);
+        let run = run_over(&self.tables, DEFAULT_SEGMENTS);
         let begun = self.tables.environment().now();
         let backfill = run.backfill().await?;
         let ours = count / seconds_since(&self.tables, begun);
@@ -131,6 +124,7 @@ impl Bench {
             ));
         }
 
+        let rehearsal = if self.delayed { 0.0 } else { run.rehearse().await?.1.consumed.read_units / count };
         let scans = count / time(&self.tables, baseline::two_scans(&self.tables, 1)).await?;
         let finished = run.finalize(&start(&self.tables), &Evidence::Acknowledged(true)).await?;
         let held = finished.barrier_held.unwrap_or_default().as_secs_f64();
@@ -152,6 +146,7 @@ impl Bench {
                 finished.consumed.read_units / count,
                 "<= 1.2",
             ));
+            rows.push(Row::new("rehearsal, read units an item", rehearsal, "reported"));
             rows.push(Row::new("serial verification, read units an item", serial_units, "reported"));
             rows.extend(self.writes().await?);
         }
@@ -192,6 +187,26 @@ impl Bench {
     }
 }
 
+/// Backfill's rate by the number of segments, which is what is in flight.
+pub(crate) async fn segments(items: u32) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for delayed in [false, true] {
+        for segments in [4, 8, 16, 32, 64] {
+            let bench = Bench::start(items, delayed).await?;
+            let begun = bench.tables.environment().now();
+            run_over(&bench.tables, segments).backfill().await?;
+            let rate = f64::from(items) / seconds_since(&bench.tables, begun);
+            let place = if delayed { "with 5 ms" } else { "bare" };
+            rows.push(Row::new(
+                format!("backfill, items a second, {segments} segments, {place}"),
+                rate,
+                "reported",
+            ));
+        }
+    }
+    Ok(rows)
+}
+
 /// What a refresh of 500 `tbl/` keys among `items` others is charged, in both layouts.
 pub(crate) async fn refresh(items: u32) -> Result<Vec<Row>> {
     let server = Server::start(0).await?;
@@ -214,7 +229,9 @@ pub(crate) async fn refresh(items: u32) -> Result<Vec<Row>> {
         units.push(store.usage().consumed.read_units - opened.consumed.read_units);
         requests = store.usage().all_requests() - opened.all_requests();
         if !migrated {
-            run_over(&tables, 8).finalize(&start(&tables), &Evidence::Acknowledged(true)).await?;
+            run_over(&tables, DEFAULT_SEGMENTS)
+                .finalize(&start(&tables), &Evidence::Acknowledged(true))
+                .await?;
         }
     }
     // 8 shards at once, each less than a page: one round trip.
@@ -233,7 +250,7 @@ pub(crate) async fn cost_by_size(sizes: &[u32]) -> Result<Vec<Row>> {
     let (mut rows, mut points) = (Vec::new(), Vec::new());
     for items in sizes {
         let bench = Bench::start(*items, false).await?;
-        let total = run_over(&bench.tables, 8).backfill().await?;
+        let total = run_over(&bench.tables, DEFAULT_SEGMENTS).backfill().await?;
         let count = f64::from(*items);
         points.push((count, total.consumed.write_units));
         let units = total.consumed.write_units / count;
@@ -261,7 +278,7 @@ pub(crate) async fn kilobyte(items: u32) -> Result<Vec<Row>> {
     };
     seed::put_all(&client, TABLE, (0..items).map(large)).await?;
     let tables = Tables::new(client, TABLE, None, Layout::default(), Environment::system());
-    let run = run_over(&tables, 8);
+    let run = run_over(&tables, DEFAULT_SEGMENTS);
     let count = f64::from(items);
     let backfill = run.backfill().await?.consumed.write_units / count;
     let finished = run.finalize(&start(&tables), &Evidence::Acknowledged(true)).await?;
@@ -275,7 +292,7 @@ pub(crate) async fn kilobyte(items: u32) -> Result<Vec<Row>> {
 fn run_over(tables: &Tables, segments: u32) -> Run {
     Run {
         tables: tables.clone(),
-        wish: PlanWish { segments: None, default_segments: segments, new_generation: false },
+        wish: PlanWish { segments: Some(segments), new_generation: false },
         accepted: Accepted::default(),
         page_size: 1000,
         pages_per_step: 50,

@@ -57,7 +57,7 @@ async fn layout(args: &DemoArgs, output: &Output) -> Result<()> {
     output.say("3. backfill, rehearsal, and a cutover while they write");
     let run = Run {
         tables: tables.clone(),
-        wish: PlanWish { segments: None, default_segments: 8, new_generation: false },
+        wish: PlanWish { segments: None, new_generation: false },
         accepted: Accepted::default(),
         page_size: 500,
         pages_per_step: 1,

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::backfill::backfill_page as backfill;
 use super::cutover::{self, Evidence, Installed, Minute, Published, Released, Start, Why};
-use super::generation::{self, PlanWish, load_plan, no_plan};
+use super::generation::{self, DEFAULT_SEGMENTS, PlanWish, load_plan, no_plan};
 use super::input::{
     BackfillPageInput, CheckRolloutInput, Direction, FinishRepairInput, InstallBarrierInput, MetricInput,
     PreflightInput, PublishMarkerInput, Reason, ReleaseBarrierInput, RepairPageInput, RunMode, VerifyInput,
@@ -28,9 +28,6 @@ use crate::environment::{Environment, elapsed};
 use crate::step::{Budget, Status, StepOutput};
 use crate::telemetry::{self, Metric};
 use crate::{Error, ErrorKind, Result};
-
-/// Segments of a plan that a deployed run makes.
-pub const DEPLOYED_SEGMENTS: u32 = 16;
 
 /// Looks, and makes or adopts the plan as the mode needs.
 ///
@@ -62,7 +59,7 @@ pub async fn preflight(
     let output = output.with("report", report_json(&report));
     if input.mode == RunMode::Plan {
         let segments =
-            report.plan.as_ref().map_or(input.segments.unwrap_or(DEPLOYED_SEGMENTS), |plan| plan.segments);
+            report.plan.as_ref().map_or(input.segments.unwrap_or(DEFAULT_SEGMENTS), |plan| plan.segments);
         let output = output.with("plan", plan_json(report.plan.as_ref())).with("segments", segments);
         return Ok(finish(&tables, output));
     }
@@ -82,11 +79,7 @@ pub async fn preflight(
         let plan = load_plan(&tables).await?.ok_or_else(no_plan)?.record;
         return Ok(finish(&tables, output.with("plan", plan_json(Some(&plan)))));
     }
-    let wish = PlanWish {
-        segments: input.segments,
-        default_segments: DEPLOYED_SEGMENTS,
-        new_generation: input.new_generation,
-    };
+    let wish = PlanWish { segments: input.segments, new_generation: input.new_generation };
     let plan = generation::open_plan(&tables, wish).await?.record;
     // A cutover of this very run comes after its preflight: one that stands is another's.
     if plan.state != State::Open && !(plan.state == State::Final && input.mode == RunMode::Finalize) {

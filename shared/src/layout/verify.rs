@@ -153,7 +153,7 @@ impl Compare {
                 }
             }
             match kind {
-                None => findings.equal += 1,
+                None => findings.equal += u64::from(compared),
                 Some(kind) => findings.mismatches.push(Mismatch { key: item.key.clone(), kind }),
             }
             if self.side == Side::V2 && kind.is_none() {

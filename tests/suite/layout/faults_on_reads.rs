@@ -21,7 +21,7 @@ use super::support::{Lake, dump, number, on, pages, start, tables_through};
 const WALK: Walk = Walk::Backfill { generation: 0 };
 
 async fn open(lake: &Lake, segments: u32) {
-    let wish = PlanWish { segments: Some(segments), default_segments: segments, new_generation: false };
+    let wish = PlanWish { segments: Some(segments), new_generation: false };
     open_plan(&lake.tables, wish).await.unwrap();
 }
 

@@ -98,7 +98,7 @@ async fn a_marker_that_appears_beside_an_open_plan_stops_the_run_and_is_never_re
     lake.run(2).backfill().await.unwrap();
     lake.publish().await;
     assert_refused(&lake, &lake.run(2), ErrorKind::AlreadyFinalized).await;
-    let wish = PlanWish { segments: None, default_segments: 2, new_generation: true };
+    let wish = PlanWish { segments: Some(2), new_generation: true };
     let error = Run { wish, ..lake.run(2) }.backfill().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AlreadyFinalized);
     let error = lake.run(2).repair().await.unwrap_err();
@@ -147,7 +147,7 @@ async fn another_layout_and_another_number_of_segments_are_refused() {
     assert_refused(&lake, &lake.run_with(&other, 2, 10), ErrorKind::LayoutMismatch).await;
     let error = lake.run_with(&other, 2, 10).repair().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::LayoutMismatch);
-    let wish = PlanWish { segments: Some(3), default_segments: 3, new_generation: false };
+    let wish = PlanWish { segments: Some(3), new_generation: false };
     assert_refused(&lake, &Run { wish, ..lake.run(3) }, ErrorKind::PlanMismatch).await;
     let wish = PlanWish { new_generation: true, ..wish };
     Run { wish, ..lake.run(3) }.backfill().await.unwrap();
@@ -219,7 +219,7 @@ async fn tables_that_are_missing_or_keyed_otherwise_are_named() {
         }
         let run = Run {
             tables: tables(server.client()),
-            wish: PlanWish { segments: None, default_segments: 2, new_generation: false },
+            wish: PlanWish { segments: Some(2), new_generation: false },
             accepted: Accepted::default(),
             page_size: 10,
             pages_per_step: 1,

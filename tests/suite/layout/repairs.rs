@@ -84,7 +84,7 @@ async fn a_new_generation_after_a_rollback_is_blocked_by_divergence_until_a_repa
     let run = lake.run(2);
     run.backfill().await.unwrap();
     roll_back_and_forth(&lake).await;
-    let wish = PlanWish { segments: None, default_segments: 2, new_generation: true };
+    let wish = PlanWish { segments: Some(2), new_generation: true };
     open_plan(&lake.tables, wish).await.unwrap();
     assert_eq!(run.backfill().await.unwrap_err().kind(), ErrorKind::BlockedByDivergence);
     let refused = run.finalize(&start("e1"), &Evidence::Acknowledged(true)).await.unwrap_err();

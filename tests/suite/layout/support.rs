@@ -171,7 +171,7 @@ impl Lake {
     pub(crate) fn run(&self, segments: u32) -> Run {
         Run {
             tables: self.tables.clone(),
-            wish: PlanWish { segments: None, default_segments: segments, new_generation: false },
+            wish: PlanWish { segments: Some(segments), new_generation: false },
             accepted: Accepted::default(),
             page_size: 200,
             pages_per_step: 2,

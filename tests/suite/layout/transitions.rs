@@ -102,7 +102,7 @@ const FINALIZING: Result<Option<State>, ErrorKind> = Ok(Some(State::Finalizing))
 const FINAL: Result<Option<State>, ErrorKind> = Ok(Some(State::Final));
 
 fn wish(new_generation: bool) -> PlanWish {
-    PlanWish { segments: None, default_segments: SEGMENTS, new_generation }
+    PlanWish { segments: Some(SEGMENTS), new_generation }
 }
 
 #[tokio::test]

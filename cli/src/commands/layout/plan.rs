@@ -4,7 +4,7 @@ use clap::Args;
 use metashift::Result;
 use metashift::layout::Tables;
 use metashift::layout::cloudwatch;
-use metashift::layout::generation::PlanWish;
+use metashift::layout::generation::{DEFAULT_SEGMENTS, PlanWish};
 use metashift::layout::preflight::{Accepted, Estimate, Report, UNSURVEYED, preflight};
 use metashift::layout::records::segment::{State as SegmentState, Walk};
 use metashift::layout::run::Run;
@@ -29,7 +29,7 @@ pub(crate) struct PlanArgs {
     #[arg(long, requires = "survey")]
     survey_id: Option<String>,
     /// Segments of the survey.
-    #[arg(long, default_value_t = super::run::LOCAL_SEGMENTS)]
+    #[arg(long, default_value_t = DEFAULT_SEGMENTS)]
     segments: u32,
     /// Items of one Scan of the survey.
     #[arg(long, default_value_t = DEFAULT_PAGE_SIZE)]

@@ -20,9 +20,6 @@ use crate::connect::TableArgs;
 use crate::execution::{Machine, MachineArgs};
 use crate::output::{Output, stop_asked};
 
-/// Segments of a plan that is made by a local run.
-pub(crate) const LOCAL_SEGMENTS: u32 = 8;
-
 /// What a person accepts.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct AcceptArgs {
@@ -211,11 +208,7 @@ pub(crate) async fn run(args: RunArgs, output: &Output) -> Result<()> {
     }
     let expected = tables.describe(Side::V1).await?.map(|facts| facts.items);
     let run = Run {
-        wish: PlanWish {
-            segments: args.segments,
-            default_segments: LOCAL_SEGMENTS,
-            new_generation: args.new_generation,
-        },
+        wish: PlanWish { segments: args.segments, new_generation: args.new_generation },
         accepted: args.accept.into(),
         page_size: args.page_size,
         pages_per_step: 1,

@@ -155,7 +155,7 @@ pub(super) async fn operate(stage: Arc<Stage>, seed: u64) {
             3 => release_expired(&tables).await.map(|_| ()),
             _ => {
                 let open = stage.lake.plan().await.is_some_and(|plan| plan.state == State::Open);
-                let wish = PlanWish { segments: None, default_segments: 2, new_generation: open };
+                let wish = PlanWish { segments: Some(2), new_generation: open };
                 open_plan(&tables, wish).await.map(|_| ())
             }
         };
