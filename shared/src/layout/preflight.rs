@@ -55,9 +55,9 @@ pub struct Estimate {
     pub read_units: f64,
     /// Dollars of both, at the price list that the constants name.
     pub dollars: f64,
-    /// Minutes of the backfill at a new on-demand table's initial throughput.
+    /// Minutes of the backfill, of which each table takes half the units, at a new on-demand table's initial throughput.
     pub backfill_minutes: f64,
-    /// Seconds of the verification under the barrier, at a new on-demand table's initial throughput.
+    /// Seconds of the verification under the barrier, which reads both tables at once, at that throughput.
     pub verification_seconds: f64,
 }
 
@@ -84,8 +84,8 @@ impl Estimate {
             write_units,
             read_units,
             dollars: Self::dollars_of(read_units, write_units),
-            backfill_minutes: write_units / NEW_TABLE_WRITE_UNITS / 60.0,
-            verification_seconds: verification / NEW_TABLE_READ_UNITS,
+            backfill_minutes: write_units / 2.0 / NEW_TABLE_WRITE_UNITS / 60.0,
+            verification_seconds: verification / 2.0 / NEW_TABLE_READ_UNITS,
         }
     }
 
