@@ -283,7 +283,7 @@ impl Bars {
     }
 
     fn open(&self) -> ProgressBar {
-        let directions = if matches!(self.name, "backfill" | "survey" | "verify exactly") { 1 } else { 2 };
+        let directions = if matches!(self.name, "backfill" | "survey") { 1 } else { 2 };
         let bar = ProgressBar::new(self.expected.unwrap_or(0) * directions);
         let template = if self.expected.is_some() {
             "{prefix:>14} {wide_bar} {human_pos}/{human_len} items, {rate}, {eta} left, {msg}"

@@ -11,6 +11,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What the caller does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Class {
     /// Never happens: report it.
     Internal,
@@ -76,6 +77,7 @@ macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident => $class:ident,)*) => {
         /// What went wrong, named by what is to be done about it.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
         pub enum ErrorKind { $($(#[$doc])* $name,)* }
 
         impl ErrorKind {

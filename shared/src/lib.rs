@@ -20,6 +20,14 @@
 //! cargo run --package metashift --example metadata_node
 //! ```
 //!
+//! # What stays compatible
+//!
+//! Semantic versioning covers what a node uses: [`Error`] and [`error`], [`environment`], and of `layout` the names `MetaStore`,
+//! `Mode`, `Authority`, `Mutation`, `Layout` and `Tables` with what they give back; what may grow, [`ErrorKind`] first of all, is
+//! `#[non_exhaustive]`. It covers the durable bytes too: records carry a version, and a newer one is refused. `Tables::new` takes
+//! the client of `aws-sdk-dynamodb` 1. Everything else is public for the migrator's own command, functions and tests, and may
+//! change with any minor version.
+//!
 //! # Errors, units, times
 //!
 //! Every fallible function gives an [`Error`]. Its [`ErrorKind`] says what went wrong and its [`error::Class`] what the

@@ -206,7 +206,7 @@ inputs! {
         direction: Direction,
         /// The segment.
         segment: u32,
-        /// Reads v1 for each key of v2.
+        /// Reads the other table for each key, under the barrier; a rehearsal does so anyway.
         #[serde(default)]
         exact: bool,
         /// Items of one Scan.

@@ -88,6 +88,7 @@ pub type Entry = (String, Vec<u8>);
 
 /// One page of a prefix.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PrefixPage {
     /// In key order within the page; pages of different shards are not in key order.
     pub entries: Vec<Entry>,

@@ -61,9 +61,12 @@ pub async fn verify(
     let now = tables.environment().now();
     let cutover = cutover_of(&plan.record, epoch)?;
     let held = elapsed(cutover.installed_at, now).as_secs_f64();
+    let secret = cutover.digest_key.clone();
     check_cutover(&plan.record, epoch, now)?;
     let walk = Walk::Verify { epoch: epoch.to_owned(), side };
     let mut walker = Walker::load(&tables, walk, input, budget, Origin::UnderPlan(&plan.bytes)).await?;
+    // A cutover without a secret has no digest to rely on.
+    let exact = exact || secret.is_empty();
     if exact && !walker.segment().exact {
         let restarted = walker
             .commit(Vec::new(), |segment| {
@@ -71,9 +74,9 @@ pub async fn verify(
             })
             .await?;
         expect_written(restarted)?;
+        walker.count_from_here();
     }
     let exact = walker.segment().exact;
-    let secret = cutover.digest_key.clone();
     let visitor = Compare { side, kind: Kind::Final { epoch: epoch.to_owned(), secret, exact } };
     let status = walker.run(&visitor).await?;
     Ok(output(&walker, status).with(BARRIER_HELD, held))
@@ -338,6 +341,21 @@ impl Summary {
         self.mismatched == 0 && self.v1_items == self.v2_items && self.v1_digest == self.v2_digest
     }
 
+    /// True where the tables are known to differ, whether a key was named or not.
+    pub fn differs(&self) -> bool {
+        self.mismatched > 0 || (self.is_complete() && !self.is_equal())
+    }
+
+    /// What was found, in words: how many differences, or that there are some which no key was named for yet.
+    pub fn verdict(&self) -> String {
+        match self.mismatched {
+            0 if self.differs() => "the tables differ, no key is named".to_owned(),
+            0 if self.is_complete() => "equal".to_owned(),
+            0 => "no difference so far".to_owned(),
+            differences => format!("{differences} differences"),
+        }
+    }
+
     /// True where every segment of both directions is done.
     pub fn is_complete(&self) -> bool {
         self.done == self.segments
@@ -366,11 +384,15 @@ pub fn failed(summary: &Summary) -> Error {
         (false, more) => format!(": {} and {more} more", named.join(", ")),
     };
     let message = match summary.mismatched {
-        0 => format!(
-            "the tables differ, and a comparison of every key found no difference: {} and {} items. Something wrote beside \
-             the barrier",
-            summary.v1_items, summary.v2_items
-        ),
+        0 => {
+            let message = format!(
+                "the tables changed under the barrier: v1 had {} items and v2 {}, and no key differs any more",
+                summary.v1_items, summary.v2_items
+            );
+            return Error::new(ErrorKind::VerificationFailed, message).next(
+                "find the writer that does not know the barrier (metric WriterMode), then rehearse and finalize again",
+            );
+        }
         differences => format!(
             "{differences} differences; v1 has {} items and v2 {}{list}",
             summary.v1_items, summary.v2_items
@@ -382,6 +404,13 @@ pub fn failed(summary: &Summary) -> Error {
     } else {
         "metashift layout status lists them; metashift layout repair makes the new table follow the old one"
     })
+}
+
+/// `VerificationFailed` where the tables differ and the comparison that was to name the keys ended with `error`.
+pub(super) fn not_named(error: &Error) -> Error {
+    let message = format!("the tables differ, and naming the keys ended early: {error}");
+    Error::new(ErrorKind::VerificationFailed, message)
+        .next("metashift layout run --rehearse names them, with writers at work")
 }
 
 /// A key as far as it fits a message.

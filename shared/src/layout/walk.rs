@@ -165,6 +165,11 @@ impl Walker {
         Ok(walker)
     }
 
+    /// What this invocation reports begins with what the record says now.
+    pub(super) fn count_from_here(&mut self) {
+        self.progress_before = progress(&self.stored.record);
+    }
+
     /// The segment's record as this worker last read or wrote it.
     pub(super) fn segment(&self) -> &Segment {
         &self.stored.record

@@ -6,14 +6,15 @@ use metashift::layout::cutover::{
     Evidence, Installed, Published, Released, Why, install_barrier, publish_marker, release_barrier,
     summary_of,
 };
-use metashift::layout::records::MARKER_KEY;
 use metashift::layout::records::segment::{MismatchKind, State, Walk};
+use metashift::layout::records::{MARKER_KEY, encode};
 use metashift::layout::transaction::Side;
 use metashift::layout::verify::{Summary, verify};
 use metashift::layout::walk::SegmentInput;
 use metashift::layout::{Mode, Tables};
 use metashift::step::Status;
 use metashift::{ErrorKind, Result, crash};
+use metashift_faults::{Fault, Rule};
 use metashift_sandbox::{Workload, seed};
 
 use super::support::{Lake, on, pages, start};
@@ -256,7 +257,7 @@ async fn a_rehearsal_under_two_hundred_writes_a_second_on_a_hundred_keys_finds_n
 async fn a_verification_that_is_stopped_anywhere_goes_on_by_its_cursor_and_counts_no_item_twice() {
     let lake = migrated(230, 2).await;
     assert!(matches!(install_barrier(&lake.tables, &start("e1")).await.unwrap(), Installed::Held(_)));
-    for side in [Side::V1, Side::V2] {
+    for (exact, side) in [(false, Side::V1), (false, Side::V2), (true, Side::V1), (true, Side::V2)] {
         for segment in 0..2 {
             let input = SegmentInput { segment, segments: 2, page_size: 20 };
             let walk = Walk::Verify { epoch: "e1".to_owned(), side };
@@ -267,7 +268,7 @@ async fn a_verification_that_is_stopped_anywhere_goes_on_by_its_cursor_and_count
                 let freeze = super::support::Freeze::at_nth("verify-page", 2);
                 let hook = std::sync::Arc::clone(&freeze.hook);
                 let dying = tokio::spawn(crash::with_hook(hook, async move {
-                    verify(&tables, "e1", side, false, input, pages(100)).await
+                    verify(&tables, "e1", side, exact, input, pages(100)).await
                 }));
                 let abort = dying.abort_handle();
                 tokio::select! {
@@ -286,6 +287,7 @@ async fn a_verification_that_is_stopped_anywhere_goes_on_by_its_cursor_and_count
     let plan = lake.plan().await.unwrap();
     let summary = summary_of(&lake.tables, &plan, "e1").await.unwrap();
     assert_eq!((summary.v1_items, summary.v2_items, summary.mismatched), (230, 230, 0));
+    assert!(summary.exact && summary.is_equal());
     assert_eq!(publish_marker(&lake.tables, "e1").await.unwrap(), Published::Marker { verified: 230 });
 }
 
@@ -308,4 +310,74 @@ async fn a_second_verifier_of_a_segment_is_superseded_and_the_count_stays_right(
     // The publish waits for the other direction.
     let early = publish_marker(&lake.tables, "e1").await.unwrap_err();
     assert_eq!(early.kind(), ErrorKind::PlanMismatch);
+}
+
+#[tokio::test]
+async fn a_worker_that_counts_is_superseded_by_one_that_compares() {
+    let lake = migrated(90, 1).await;
+    install_barrier(&lake.tables, &start("e1")).await.unwrap();
+    let freeze = super::support::Freeze::at("verify-page");
+    let input = SegmentInput { segment: 0, segments: 1, page_size: 20 };
+    let (tables, hook) = (lake.tables.metered(), std::sync::Arc::clone(&freeze.hook));
+    let frozen = tokio::spawn(crash::with_hook(hook, async move {
+        verify(&tables, "e1", Side::V2, false, input, pages(100)).await
+    }));
+    freeze.reached().await;
+    verify_all(&lake.tables, 1, Side::V2, true).await.unwrap();
+    freeze.thaw();
+    assert_eq!(frozen.await.unwrap().unwrap_err().kind(), ErrorKind::Superseded);
+    let walk = Walk::Verify { epoch: "e1".to_owned(), side: Side::V2 };
+    let record = lake.segment(&walk, 0).await.unwrap();
+    assert_eq!((record.exact, record.scanned), (true, 90));
+}
+
+#[tokio::test]
+async fn a_cutover_without_a_secret_compares_every_key() {
+    let lake = migrated(60, 1).await;
+    install_barrier(&lake.tables, &start("e1")).await.unwrap();
+    let mut plan = lake.plan().await.unwrap();
+    plan.cutover.as_mut().unwrap().digest_key.clear();
+    lake.put(Side::V1, metashift::layout::records::plan::KEY, &encode(&plan).unwrap()).await;
+    lake.put(Side::V2, &seed::key(7), b"wrong").await;
+    for side in [Side::V1, Side::V2] {
+        verify_all(&lake.tables, 1, side, false).await.unwrap();
+    }
+    let error = publish_marker(&lake.tables, "e1").await.unwrap_err();
+    assert!(error.message().contains(&seed::key(7)), "{error}");
+}
+
+#[tokio::test]
+async fn tables_that_change_under_the_barrier_are_not_published_though_no_key_differs_any_more() {
+    let lake = migrated(60, 1).await;
+    install_barrier(&lake.tables, &start("e1")).await.unwrap();
+    verify_all(&lake.tables, 1, Side::V1, true).await.unwrap();
+    for side in [Side::V1, Side::V2] {
+        lake.put(side, &seed::key(7), b"later").await;
+    }
+    verify_all(&lake.tables, 1, Side::V2, true).await.unwrap();
+    let error = publish_marker(&lake.tables, "e1").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::VerificationFailed);
+    assert!(error.message().contains("changed under the barrier"), "{error}");
+}
+
+#[tokio::test]
+async fn where_naming_the_keys_ends_early_the_run_still_says_that_the_tables_differ() {
+    let lake = std::sync::Arc::new(migrated(60, 1).await);
+    let proxy = std::sync::Arc::new(lake.proxy().await);
+    let (planter, rules) = (std::sync::Arc::clone(&lake), std::sync::Arc::clone(&proxy));
+    let hook = on("barrier-installed", move || {
+        let (lake, proxy) = (std::sync::Arc::clone(&planter), std::sync::Arc::clone(&rules));
+        async move {
+            lake.put(Side::V2, &seed::key(7), b"wrong").await;
+            // Counting needs no reads by key.
+            let denied = Fault::Error { name: "AccessDeniedException".to_owned() };
+            proxy.add(Rule::new("denied", denied).on("BatchGetItem").mentioning("lake_prefix_v2"));
+        }
+    });
+    let run = lake.run_with(&super::support::tables_through(&proxy), 1, 50);
+    let ended = crash::with_hook(hook, run.finalize(&start("e1"), &Evidence::Acknowledged(true))).await;
+    let error = ended.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::VerificationFailed);
+    assert!(error.message().contains("naming the keys ended early: AccessDenied"), "{error}");
+    assert!(lake.store(Mode::Dual).await.cas("tbl/after", None, Some(b"v")).await.is_ok());
 }

@@ -331,8 +331,7 @@ fn verification(layout: &Layout) -> Markup {
             @if found.mismatched > 0 {
                 p.bad { (count(found.mismatched)) " differences" @if (list.len() as u64) < found.mismatched { "; the first " (list.len()) } "." }
                 (table("differences", &[("key", Cells::Text), ("difference", Cells::Word)], &list))
-            } @else if found.is_complete() { p { "No difference." } }
-            @else { p { "No difference so far." } }
+            } @else { p.bad[found.differs()] { (found.verdict()) "." } }
         },
     )
 }

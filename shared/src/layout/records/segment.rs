@@ -303,7 +303,10 @@ mod tests {
 
     #[test]
     fn a_record_without_mismatches_fits_one_write_unit() {
+        let mut digest = Digest::default();
+        digest.add("secret", "key", b"value");
         let segment = Segment {
+            digest,
             cursor: Some(Position { bucket: None, pk: "k".repeat(300) }),
             writer: Some("w".repeat(40)),
             scanned: u64::from(u32::MAX),

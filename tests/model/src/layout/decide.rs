@@ -350,7 +350,7 @@ fn installers(protocol: &Protocol, state: &State, stored: Value, decided: &mut V
             deadline: Timestamp::UNIX_EPOCH,
             on_failure: OnFailure::Release,
             owner: "o".to_owned(),
-            digest_key: "k".to_owned(),
+            digest_key: epoch.clone(),
             verified: None,
         };
         let mut read = plan.clone();

@@ -211,8 +211,12 @@ impl Look {
             rows.push((
                 "verification",
                 format!(
-                    "{} of {} segments, {} items in v1, {} in v2, {} differences",
-                    found.done, found.segments, found.v1_items, found.v2_items, found.mismatched
+                    "{} of {} segments, {} items in v1, {} in v2, {}",
+                    found.done,
+                    found.segments,
+                    found.v1_items,
+                    found.v2_items,
+                    found.verdict()
                 ),
             ));
             for mismatch in found.mismatches.iter().take(25) {
@@ -263,7 +267,8 @@ impl Look {
         let overview = &self.overview;
         let verification = overview.verification.as_ref().map(|one| {
             json!({ "segments": one.segments, "done": one.done, "v1Items": one.v1_items, "v2Items": one.v2_items,
-                    "mismatched": one.mismatched, "mismatches": one.mismatches })
+                    "equal": one.is_complete() && !one.differs(), "mismatched": one.mismatched,
+                    "mismatches": one.mismatches })
         });
         let error = self
             .trouble

@@ -115,8 +115,8 @@ fn lines(table: &str, look: &Look, every: u64) -> Vec<(Colour, String)> {
         None => (Colour::Plain, format!("{:<14}none", "barrier")),
     });
     if let Some(found) = &overview.verification {
-        let colour = if found.mismatched > 0 { Colour::Bad } else { Colour::Plain };
-        let text = format!("{} of {} segments, {} differences", found.done, found.segments, found.mismatched);
+        let colour = if found.differs() { Colour::Bad } else { Colour::Plain };
+        let text = format!("{} of {} segments, {}", found.done, found.segments, found.verdict());
         lines.push((colour, format!("{:<14}{text}", "verification")));
     }
     lines.extend(segments(look));
