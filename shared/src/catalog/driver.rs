@@ -189,8 +189,9 @@ async fn through(
     Ok(report)
 }
 
-/// SlateDB takes every conflict of a write for another writer. Where the epoch is still the one before or of this run, it
-/// was the object store's own, and passes.
+/// SlateDB takes every conflict of a write for another writer, and closes a writer whose compactor was replaced, which a
+/// process that has lost the writer may still do as it starts. Where the epoch is still the one before or of this run,
+/// nobody has the store, and the next run goes on.
 async fn fenced_by_whom(location: &Location, epoch: u64, error: Error, deadline: &Deadline) -> Error {
     if error.kind() != ErrorKind::Fenced {
         return error;
@@ -198,7 +199,10 @@ async fn fenced_by_whom(location: &Location, epoch: u64, error: Error, deadline:
     match manifest(location, deadline).await {
         Ok(Some(manifest)) if manifest.writer_epoch() <= epoch => Error::new(
             ErrorKind::Unavailable,
-            format!("the object store refused a write: {}", error.message()),
+            format!(
+                "a conflict in the object store or a compactor of another process closed the writer, which nobody else has: {}",
+                error.message()
+            ),
         )
         .next("run the same command again; it resumes")
         .because(error),

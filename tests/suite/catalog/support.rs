@@ -29,7 +29,7 @@ use metashift::catalog::view::Contents;
 use metashift::crash::{Hook, with_hook};
 use metashift::environment::Environment;
 use metashift::step::Budget;
-use metashift::{Error, Result};
+use metashift::{Error, ErrorKind, Result};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
@@ -290,6 +290,12 @@ pub(crate) fn budget() -> Budget {
 
 pub(crate) fn at(store: &Arc<dyn ObjectStore>) -> Location {
     Location::new(Arc::clone(store), PATH)
+}
+
+/// How a migrator ends that has met another one: fenced, or closed by the compactor that the other one started last.
+pub(crate) fn is_lost_race(error: &Error) -> bool {
+    error.kind() == ErrorKind::Fenced
+        || (error.kind() == ErrorKind::Unavailable && error.message().contains("which nobody else has"))
 }
 
 pub(crate) fn memory() -> Arc<dyn ObjectStore> {
