@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use aws_config::{BehaviorVersion, Region, SdkConfig};
 use aws_sdk_dynamodb::config::{Builder, Credentials};
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use metashift::environment::Environment;
 use metashift::layout::{Layout, Tables, tables};
 use metashift::{Error, ErrorKind, Result};
@@ -14,13 +15,13 @@ use serde_json::{Map, Value, json};
 #[derive(Debug, Clone, Args)]
 pub(crate) struct TableArgs {
     /// The v1 table.
-    #[arg(long, env = "LAKE_DYNAMODB_TABLE")]
+    #[arg(long, env = "LAKE_DYNAMODB_TABLE", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) table: String,
     /// The companion table; the name of the v1 table and `_prefix_v2` unless named.
     #[arg(long)]
     companion: Option<String>,
     /// Address of a DynamoDB-compatible server; AWS unless named.
-    #[arg(long, env = "AWS_ENDPOINT_URL_DYNAMODB")]
+    #[arg(long, env = "AWS_ENDPOINT_URL_DYNAMODB", value_parser = address)]
     endpoint: Option<String>,
     /// AWS region; else as the environment says.
     #[arg(long)]
@@ -106,6 +107,13 @@ pub(crate) async fn sdk_config(region: Option<&str>) -> SdkConfig {
     loader.load().await
 }
 
+fn address(text: &str) -> std::result::Result<String, String> {
+    if text.starts_with("http://") || text.starts_with("https://") {
+        return Ok(text.to_owned());
+    }
+    Err("the address of a server begins with http:// or https://".to_owned())
+}
+
 fn is_on_this_machine(endpoint: &str) -> bool {
     let rest = endpoint.split_once("://").map_or(endpoint, |(_, rest)| rest);
     ["127.0.0.1", "localhost", "[::1]"].iter().any(|host| {
@@ -120,6 +128,12 @@ fn names_credentials() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_address_says_how_it_is_spoken_to() {
+        assert!(address("http://h:1").is_ok() && address("https://h").is_ok());
+        assert!(address("127.0.0.1:8000").is_err() && address("").is_err());
+    }
 
     #[test]
     fn only_this_machine_is_this_machine() {

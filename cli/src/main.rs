@@ -3,6 +3,7 @@
 //! Exit codes: 0 done or nothing to do, 1 internal, 2 fix the input, 3 stop and look, 4 retry later, 5 somebody else
 //! has it, 6 refused by state, 130 stopped (Ctrl-C, SIGTERM, SIGHUP) and resumable.
 
+mod again;
 mod commands;
 mod connect;
 mod execution;
@@ -52,7 +53,7 @@ enum Command {
 fn main() -> ExitCode {
     let matches = Cli::command().after_long_help(commands::exit_codes_in_help()).get_matches();
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    let output = Output::new(cli.json);
+    let output = Output::new(cli.json, again::Again::of(&matches));
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {

@@ -9,10 +9,12 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{ContentArrangement, Table};
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use jiff::Timestamp;
-use metashift::Error;
 use metashift::layout::run::{Event, Observer};
 use metashift::step::Progress;
+use metashift::{Error, ErrorKind};
 use serde_json::{Value, json};
+
+use crate::again::Again;
 
 /// A line on standard output. Whoever read it may have gone away (`| head`); the work goes on without them.
 pub(crate) fn put(line: impl std::fmt::Display) {
@@ -73,6 +75,18 @@ pub(crate) fn key(key: &str) -> String {
     format!("{head:?}… ({} bytes; --json has all of it)", key.len())
 }
 
+/// What to do next, also where the error came from so deep that nobody there could say.
+fn next_of(error: &Error) -> Option<&str> {
+    let usual = match error.kind() {
+        ErrorKind::Corruption => {
+            Some("change nothing by hand; bring what it names back from a copy, or go back to a checkpoint")
+        }
+        ErrorKind::InvalidInput => Some("the same command with --help shows what it takes"),
+        _ => None,
+    };
+    error.next_step().or(usual)
+}
+
 /// A table that fits the terminal, if there is one.
 fn framed() -> Table {
     let mut table = Table::new();
@@ -97,6 +111,8 @@ pub(crate) fn with_rate(style: ProgressStyle) -> ProgressStyle {
 #[derive(Debug, Clone)]
 pub(crate) struct Output {
     json: bool,
+    /// How commands that are named are spelled.
+    again: Arc<Again>,
     /// A command that has to tidy up handles Ctrl-C itself.
     handles_stop: Arc<AtomicBool>,
     /// What is kept when it is stopped.
@@ -104,9 +120,9 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    pub(crate) fn new(json: bool) -> Self {
+    pub(crate) fn new(json: bool, again: Again) -> Self {
         let kept = "everything done so far is kept, the same command goes on from there";
-        Self { json, handles_stop: Arc::default(), kept: Arc::new(Mutex::new(kept)) }
+        Self { json, again: Arc::new(again), handles_stop: Arc::default(), kept: Arc::new(Mutex::new(kept)) }
     }
 
     /// Whether a program reads it.
@@ -132,7 +148,7 @@ impl Output {
     /// A line for a person; nothing for a program.
     pub(crate) fn say(&self, text: impl AsRef<str>) {
         if !self.json {
-            put(text.as_ref());
+            put(self.again.spelled(text.as_ref()));
         }
     }
 
@@ -159,7 +175,7 @@ impl Output {
         }
         let mut table = framed();
         for (name, text) in rows {
-            table.add_row([(*name).to_owned(), text.clone()]);
+            table.add_row([(*name).to_owned(), self.again.spelled(text)]);
         }
         put(&table);
     }
@@ -181,13 +197,13 @@ impl Output {
             put(json!({ "error": {
                 "name": error.kind().name(),
                 "message": error.message(),
-                "next": error.next_step(),
+                "next": next_of(error).map(|next| self.again.spelled(next)),
                 "exitCode": error.kind().exit_code(),
             }}));
         } else {
             note(format!("error: {}: {}", error.kind(), error.message()));
-            if let Some(next) = error.next_step() {
-                note(format!(" next: {next}"));
+            if let Some(next) = next_of(error) {
+                note(format!(" next: {}", self.again.spelled(next)));
             }
         }
     }

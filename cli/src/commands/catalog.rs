@@ -18,6 +18,7 @@ use metashift::catalog::location::{Location, make_directory};
 use metashift::catalog::log::lifecycle::{self, Changed, KEPT};
 use metashift::catalog::seed::{self, LAST_SNAPSHOT, Seed};
 use metashift::catalog::step::{Input, Mode, VERSION, inspected, invoke};
+use metashift::catalog::store::look;
 use metashift::catalog::units::Registry;
 use metashift::environment::{Environment, elapsed};
 use metashift::step::{Budget, Status, StepOutput};
@@ -126,7 +127,7 @@ pub(crate) struct Migrate {
     /// How many days the checkpoint of the result stays
     #[arg(long, value_name = "N", default_value_t = 7)]
     final_checkpoint_days: u32,
-    /// head.batch_seq at which the commit log of a catalog of format 10 began, where the catalog does not say it
+    /// Batches that a catalog of format 10 had when its commit log began, where it does not say it
     #[arg(long, value_name = "N")]
     commit_log_origin: Option<u64>,
 }
@@ -285,6 +286,12 @@ async fn run_on(command: CatalogCommand, output: &Output) -> Result<()> {
         CatalogCommand::Create(Create { store: Store { store }, commit_log: false, sample }) => {
             make_directory(&store).map_err(|error| error.next("name a directory that can be written to"))?;
             let location = reach(&store).await?;
+            if look(&location, &Deadline::of(&budget)).await?.records.format.is_some() {
+                return Err(Error::new(ErrorKind::InvalidInput, format!("{store} holds a catalog already"))
+                    .next(format!(
+                        "metashift catalog status {store} shows it; name another place for a new one"
+                    )));
+            }
             let (format, snapshot) = if let Some(format) = sample {
                 seed::write(&location, Seed { format, ..SAMPLE }, &budget).await?;
                 (format, LAST_SNAPSHOT)
@@ -477,7 +484,8 @@ fn show_inspection(found: &Inspection, output: &Output) -> Result<()> {
         ("readable now", found.readable.to_string()),
     ];
     if let Some(log) = &found.commit_log {
-        let origin = log.origin.map_or_else(|| "unknown".to_owned(), |origin| origin.to_string());
+        let unknown = || "unknown: a run needs --commit-log-origin N".to_owned();
+        let origin = log.origin.map_or_else(unknown, |origin| origin.to_string());
         about.push(("commit log began at batch", origin));
         about.push(("last slot", log.last_slot.to_string()));
         about.push(("slots not folded yet", log.unfolded.to_string()));

@@ -358,5 +358,8 @@ pub fn origin_unknown() -> Error {
             "the catalog has format {LEGACY_COMMIT_LOG} and an empty commit log, and does not say at which batch the log began"
         ),
     )
-    .next("--commit-log-origin N, with the head.batch_seq at which the log was adopted")
+    .next(
+        "metashift catalog run --commit-log-origin N, with the number of batches (batches so far of status) that the \
+         catalog had when its log began",
+    )
 }

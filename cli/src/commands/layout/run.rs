@@ -63,7 +63,7 @@ pub(crate) struct RunArgs {
     /// Items of one Scan: 1 to 10,000.
     #[arg(long, default_value_t = DEFAULT_PAGE_SIZE)]
     page_size: u32,
-    /// Segments of the plan: 1 to 256; 8 for a new one, else the plan's own.
+    /// Segments of the plan: 1 to 256; 16 for a new one, else the plan's own.
     #[arg(long)]
     segments: Option<u32>,
     /// Walks everything again from the first item.
@@ -290,7 +290,7 @@ pub(crate) fn show_finished(output: &Output, finished: &Finished) {
         .barrier_held
         .map_or("marker was there already".to_owned(), |held| format!("{:.1} s", held.as_secs_f64()));
     let families: Vec<Value> = finished.families.iter().map(family_json).collect();
-    let shown = finished.families.iter().map(|one| format!("{} {}", one.family, one.read));
+    let shown = finished.families.iter().map(|one| format!("{} {}", one.family.escape_debug(), one.read));
     output.rows(
         &[
             ("authority", "v2, for good".to_owned()),
