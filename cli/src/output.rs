@@ -340,12 +340,19 @@ fn counts(name: &str, total: Progress) -> String {
     let mut parts = vec![format!("{} items scanned", total.scanned)];
     match name {
         "survey" => parts.push(format!("{} cannot move", total.rejected)),
-        "backfill" | "repair" => parts.extend([
-            format!("{} written", total.copied),
-            format!("{} equal", total.already_live),
-            format!("{} rejected", total.rejected),
-            format!("{} diverged", total.diverged),
-        ]),
+        "backfill" | "repair" => {
+            parts.extend([
+                format!("{} written", total.copied),
+                format!("{} equal", total.already_live),
+                format!("{} rejected", total.rejected),
+                format!("{} diverged", total.diverged),
+            ]);
+            let others = total.copied + total.already_live + total.rejected + total.diverged;
+            let gone = total.scanned.saturating_sub(others);
+            if name == "backfill" && gone > 0 {
+                parts.push(format!("{gone} deleted meanwhile"));
+            }
+        }
         // What it digests is equal only once both digests are; differences end the run with their names.
         "verify" => {}
         _ => parts.push(format!("{} equal", total.already_live)),
@@ -362,6 +369,8 @@ mod tests {
         let total = Progress { scanned: 9, copied: 4, already_live: 3, rejected: 2, ..Progress::default() };
         assert_eq!(counts("survey", total), "9 items scanned, 2 cannot move");
         assert_eq!(counts("backfill", total), "9 items scanned, 4 written, 3 equal, 2 rejected, 0 diverged");
+        let gone = counts("backfill", Progress { scanned: 10, ..total });
+        assert!(gone.ends_with("0 diverged, 1 deleted meanwhile"), "{gone}");
         assert_eq!(counts("rehearse", total), "9 items scanned, 3 equal");
         assert_eq!(counts("verify", total), "9 items scanned");
     }
