@@ -108,7 +108,9 @@ fn commands(table: &str) -> Vec<String> {
              --expression-attribute-values '{{\":kept\":{{\"S\":\"{INTERNAL_PREFIX}\"}}}}' --output json |\n  \
              jq -c '.Items as $all | range(0; $all | length; 25) as $n |\n    \
              {{\"{table}\": ($all[$n:$n + 25] | map({{DeleteRequest: {{Key: .}}}}))}}' |\n  \
-             while IFS= read -r batch; do aws dynamodb batch-write-item --request-items \"$batch\"; done"
+             while IFS= read -r batch; do while [ \"$batch\" != '{{}}' ]; do\n    \
+             batch=$(aws dynamodb batch-write-item --request-items \"$batch\" --query UnprocessedItems --output json) ||\n      \
+             exit 1; done; done   # again until it lists nothing"
         ),
     ]
 }
