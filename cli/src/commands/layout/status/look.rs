@@ -385,9 +385,14 @@ mod tests {
         let mut paused = held.clone();
         paused.control.paused = true;
         let differs = overview(Some(OnFailure::Hold), 1);
-        for (overview, past_deadline) in [(&held, true), (&paused, false), (&differs, false), (&differs, true)] {
+        for (overview, past_deadline) in
+            [(&held, true), (&paused, false), (&differs, false), (&differs, true)]
+        {
             let next = next(overview, 0, past_deadline);
-            assert!(next.contains("layout abort") && !next.contains("wait") && !next.contains("run"), "{next}");
+            assert!(
+                next.contains("layout abort") && !next.contains("wait") && !next.contains("run"),
+                "{next}"
+            );
         }
         assert!(next(&overview(Some(OnFailure::Release), 0), 0, true).contains("--finalize again"));
     }
