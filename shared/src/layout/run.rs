@@ -1,7 +1,7 @@
 //! The whole migration in one process: the steps in the order that the state machine gives them in AWS.
 //!
 //! Any run can be dropped at any moment and started again. Beside the errors of its steps a run ends with `Superseded`
-//! where its segments stay in another worker's hands.
+//! where its segments stay in another worker's hands, or where it is paused under the barrier.
 
 use std::sync::Arc;
 use std::time::Duration;
