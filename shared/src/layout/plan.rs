@@ -193,7 +193,7 @@ pub fn refused(plan: &Plan, wanted: State) -> Error {
                     format!(
                         "the cutover {epoch} holds the write barrier, and keeps it if it fails or passes its \
                          deadline, {}",
-                        held.deadline
+                        held.deadline.strftime("%F %T UTC")
                     ),
                     "see metashift layout status; once it has failed, only metashift layout abort ends it",
                 ),

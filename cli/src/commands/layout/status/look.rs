@@ -337,7 +337,7 @@ fn next(overview: &Overview, done: usize, past_deadline: bool) -> &'static str {
             "the tables differ, and the barrier is held for a person: metashift layout abort, then metashift layout repair"
         }
         Some(State::Finalizing) if held => {
-            "wait for the cutover; if it fails, it keeps the barrier until metashift layout abort"
+            "wait for the cutover; if it fails, or whoever ran it is dead, it keeps the barrier until metashift layout abort"
         }
         Some(State::Finalizing) if past_deadline => {
             "metashift layout abort, or metashift layout run --finalize again"
