@@ -187,11 +187,22 @@ pub fn refused(plan: &Plan, wanted: State) -> Error {
         ),
         State::Finalizing => {
             let epoch = plan.cutover.as_ref().map(|cutover| cutover.epoch.as_str()).unwrap_or_default();
-            error(
-                ErrorKind::Superseded,
-                format!("the cutover {epoch} holds the write barrier"),
-                "wait for it (metashift layout status), or end it: metashift layout abort",
-            )
+            match plan.cutover.as_ref().filter(|cutover| cutover.on_failure == plan::OnFailure::Hold) {
+                Some(held) => error(
+                    ErrorKind::Superseded,
+                    format!(
+                        "the cutover {epoch} holds the write barrier, and keeps it if it fails or passes its \
+                         deadline, {}",
+                        held.deadline.strftime("%F %T UTC")
+                    ),
+                    "see metashift layout status; once it has failed, only metashift layout abort ends it",
+                ),
+                None => error(
+                    ErrorKind::Superseded,
+                    format!("the cutover {epoch} holds the write barrier"),
+                    "wait for it (metashift layout status), or end it: metashift layout abort",
+                ),
+            }
         }
         State::Opening | State::Closing => error(
             ErrorKind::Superseded,
@@ -279,6 +290,15 @@ mod tests {
         assert_eq!(release(&finalizing, "other").unwrap_err().kind(), ErrorKind::Superseded);
         assert_eq!(finalize(&finalizing, "other", 1).unwrap_err().kind(), ErrorKind::Superseded);
         assert_eq!(end_repair(&in_state(State::Repairing), "s").unwrap_err().kind(), ErrorKind::PlanMismatch);
+    }
+
+    #[test]
+    fn a_barrier_that_is_held_for_a_person_is_not_to_be_waited_for() {
+        let mut plan = in_state(State::Finalizing);
+        let next = |plan: &Plan| refused(plan, State::Open).next_step().map(str::to_owned).unwrap();
+        assert!(next(&plan).contains("wait for it"));
+        plan.cutover.as_mut().unwrap().on_failure = plan::OnFailure::Hold;
+        assert!(next(&plan).contains("only metashift layout abort"));
     }
 
     #[test]

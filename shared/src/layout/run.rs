@@ -1,7 +1,7 @@
 //! The whole migration in one process: the steps in the order that the state machine gives them in AWS.
 //!
 //! Any run can be dropped at any moment and started again. Beside the errors of its steps a run ends with `Superseded`
-//! where its segments stay in another worker's hands.
+//! where its segments stay in another worker's hands, or where it is paused under the barrier.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,6 +32,10 @@ const MOST_SUPERSEDED: u32 = 3;
 
 /// Longest pause before a segment that was in another worker's hands is looked at again.
 const SUPERSEDED_PAUSE: Duration = Duration::from_secs(2);
+
+/// The phases under the barrier.
+const VERIFY: &str = "verify";
+const VERIFY_EXACTLY: &str = "verify exactly";
 
 /// How often a paused run looks whether it may go on.
 const PAUSED_POLL: Duration = Duration::from_secs(1);
@@ -164,13 +168,12 @@ impl Run {
         let (summary, total) = self.compare().await?;
         if summary.mismatched > 0 {
             let failed = verify::failed(&summary);
-            return Err(if summary.is_for_a_person() {
-                failed
+            return Err(failed.next(if summary.is_for_a_person() {
+                "metashift layout repair --local --dry-run lists them; keyTooLong, itemTooLarge and unsupportedItem are for \
+                 a person to mend or delete, in either table; without --dry-run the others follow the old table"
             } else {
-                failed.next(
-                    "metashift layout repair --local --dry-run lists them; without --dry-run the new table follows the old",
-                )
-            });
+                "metashift layout repair --local --dry-run lists them; without --dry-run the new table follows the old"
+            }));
         }
         Ok((summary, total))
     }
@@ -269,6 +272,11 @@ impl Run {
     async fn released_after(&self, start: &Start, error: Error) -> Result<Finished> {
         match self.release(&start.epoch).await {
             Some(Released::Published) => self.finished(start, None, Consumed::default()).await,
+            // What mends it is refused while the barrier stands.
+            Some(Released::Held(_)) => Err(match error.next_step().map(str::to_owned) {
+                Some(then) => error.next(format!("metashift layout abort first; then {then}")),
+                None => error.next("metashift layout abort"),
+            }),
             _ => Err(error),
         }
     }
@@ -298,10 +306,10 @@ impl Run {
     }
 
     async fn publish(&self, plan: &Plan, epoch: &str) -> Result<Consumed> {
-        let mut consumed = self.verify("verify", plan, epoch, false).await?.consumed;
+        let mut consumed = self.verify(VERIFY, plan, epoch, false).await?.consumed;
         if cutover::publish_marker(&self.tables, epoch).await? == Published::VerifyExactly {
             self.note("the tables differ: comparing every key, so that each difference is named");
-            let named = self.verify("verify exactly", plan, epoch, true).await;
+            let named = self.verify(VERIFY_EXACTLY, plan, epoch, true).await;
             consumed += named.map_err(|error| verify::not_named(&error))?.consumed;
             if cutover::publish_marker(&self.tables, epoch).await? == Published::VerifyExactly {
                 return Err(Error::new(ErrorKind::Internal, "an exact verification asks for an exact one"));
@@ -353,6 +361,7 @@ impl Run {
             }
             (number, step(number).await)
         };
+        let under_barrier = matches!(name, VERIFY | VERIFY_EXACTLY);
         let mut paused = false;
         let mut superseded = 0;
         let mut running: FuturesUnordered<_> =
@@ -382,6 +391,11 @@ impl Run {
                 Status::Continue => {
                     let after = Duration::from_secs(output.retry_after_seconds.unwrap_or_default().into());
                     running.push(turn(number, after));
+                }
+                // Writers must not wait for whoever paused it.
+                Status::Paused if under_barrier => {
+                    return Err(Error::new(ErrorKind::Superseded, "the run was paused during its cutover")
+                        .next("metashift layout resume, then finalize again"));
                 }
                 Status::Paused => {
                     if !std::mem::replace(&mut paused, true) {

@@ -1,7 +1,9 @@
 //! The command as a person uses it: stopped by Ctrl-C, aborted, asked to compare again.
 
 use std::process::{Output, Stdio};
+use std::time::Duration;
 
+use aws_sdk_dynamodb::types::AttributeValue;
 use metashift::ErrorKind;
 use metashift::error::Class;
 use metashift::layout::cutover::install_barrier;
@@ -338,6 +340,108 @@ async fn no_companion_is_made_for_a_table_that_is_not_there_or_is_of_another_sha
         let (_, said) = of(&["plan"], companion).await;
         assert!(said["error"]["message"].as_str().unwrap().contains("does not exist"), "{companion}: {said}");
     }
+}
+
+#[tokio::test]
+async fn another_companion_than_the_plan_s_is_refused_before_one_is_made() {
+    let lake = Lake::with_items(1).await;
+    lake.run(2).backfill().await.unwrap();
+    for arguments in [
+        &["run", "--local", "--create-companion", "--companion", "nosuch"][..],
+        &["status", "--companion", "nosuch"],
+    ] {
+        let refused = assert_refused(&lake, arguments, 2, "PlanMismatch").await;
+        assert!(refused["next"].as_str().unwrap().contains("--companion lake_prefix_v2"), "{refused}");
+    }
+    let tables = lake.client.list_tables().send().await.unwrap();
+    assert!(!tables.table_names().contains(&"nosuch".to_owned()), "{tables:?}");
+}
+
+#[tokio::test]
+async fn the_commands_of_a_rollback_plan_work_in_their_order() {
+    let lake = Lake::with_items(20).await;
+    lake.run(2).backfill().await.unwrap();
+    let (_, plan) = run(&lake, &["rollback-plan"]).await;
+    let mut ran = 0;
+    for step in plan["steps"].as_array().unwrap() {
+        let step = step.as_str().unwrap().split('#').next().unwrap();
+        if step.contains("roll the nodes back") {
+            lake.put(Side::V1, "tbl/v1-only", b"v").await;
+        }
+        if let Some((_, arguments)) = step.split_once("metashift layout ") {
+            let arguments: Vec<_> = arguments.split_whitespace().collect();
+            let running = run(&lake, &arguments);
+            let (code, said) = tokio::time::timeout(Duration::from_secs(30), running).await.expect(step);
+            assert_eq!(code, Some(0), "{step}: {said}");
+            ran += 1;
+        }
+    }
+    assert_eq!((ran, lake.assert_equal().await), (5, 21));
+}
+
+#[tokio::test]
+async fn a_rehearsal_that_finds_differences_names_the_command_that_lists_them() {
+    let lake = Lake::with_items(10).await;
+    for plant in ["extra", "odd"] {
+        if plant == "extra" {
+            lake.put(Side::V2, "tbl/extra", b"v").await;
+        } else {
+            lake.put_bare(Side::V2, "tbl/odd").await;
+        }
+        let (code, said) = run(&lake, &["run", "--local", "--segments", "2", "--rehearse"]).await;
+        assert_eq!((code, &said["error"]["name"]), (Some(3), &Value::from("VerificationFailed")), "{said}");
+        let next = said["error"]["next"].as_str().unwrap();
+        assert!(next.contains("repair --local --dry-run") && !next.contains("layout status"), "{next}");
+    }
+}
+
+#[tokio::test]
+async fn after_the_marker_no_run_is_left_to_pause_and_an_audit_says_what_to_do_by_kind() {
+    let lake = Lake::with_items(10).await;
+    assert_eq!(run(&lake, &finalize("e1")).await.0, Some(0));
+    assert_refused(&lake, &["pause"], 6, "AlreadyFinalized").await;
+    assert_refused(&lake, &["throttle", "--write-units", "9"], 6, "AlreadyFinalized").await;
+    for arguments in ["resume", "throttle"] {
+        assert_eq!(run(&lake, &[arguments]).await.0, Some(0));
+    }
+    // Both heal as the audit says; the third is moved by hand.
+    lake.put(Side::V1, "tbl/wanted", b"v").await;
+    lake.put(Side::V2, "tbl/extra", b"v").await;
+    lake.put_in(Side::V2, "odd", "tbl/lost", b"v").await;
+    let audit = async || {
+        let output = command(&lake.server.endpoint(), &["audit"]).output().await.unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let found = text.lines().find(|line| line.contains("\"mend\"")).expect("what it found");
+        (output.status.code(), serde_json::from_str::<Value>(found).unwrap())
+    };
+    let (code, found) = audit().await;
+    let kinds: Vec<_> = found["mend"].as_object().unwrap().keys().cloned().collect();
+    assert_eq!((code, kinds), (Some(3), ["extra", "missing", "wrongBucket"].map(str::to_owned).to_vec()));
+    let store = lake.store(Mode::Dual).await;
+    assert_eq!(store.cas("tbl/wanted", None, Some(b"v")).await.unwrap(), Mutation::Applied);
+    assert_eq!(store.cas("tbl/extra", Some(b"v"), Some(b"w")).await.unwrap(), Mutation::Applied);
+    let lost = lake.tables.layout().bucket("tbl/lost");
+    lake.put_in(Side::V2, &lost, "tbl/lost", b"v").await;
+    lake.put(Side::V1, "tbl/lost", b"v").await;
+    lake.client
+        .delete_item()
+        .table_name(lake.tables.name(Side::V2))
+        .key("pk", AttributeValue::S("tbl/lost".to_owned()))
+        .key("bucket", AttributeValue::S("odd".to_owned()))
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(audit().await.0, Some(0));
+    assert_eq!(lake.assert_equal().await, 13);
+}
+
+#[tokio::test]
+async fn writers_are_paused_or_stay_not_both() {
+    let lake = Lake::with_items(1).await;
+    let both = ["run", "--local", "--finalize", "--writes-paused", "--under-load", "--rollout-acknowledged"];
+    let output = command(&lake.server.endpoint(), &both).output().await.unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(lake.plan().await.is_none());
 }
 
 #[tokio::test]

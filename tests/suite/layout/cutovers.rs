@@ -12,7 +12,7 @@ use metashift::layout::records::{BARRIER_KEY, MARKER_KEY, MARKER_VALUE};
 use metashift::layout::transaction::Side;
 use metashift::layout::verify::verify;
 use metashift::layout::walk::SegmentInput;
-use metashift::layout::{Authority, Mode, Mutation, Tables};
+use metashift::layout::{Authority, Mode, Mutation, Tables, status};
 use metashift::step::Status;
 use metashift::{ErrorKind, crash};
 use metashift_faults::{Fault, Proxy, Rule};
@@ -88,7 +88,10 @@ async fn a_cutover_that_is_to_be_held_keeps_the_barrier_past_its_deadline_until_
     let run = lake.run_with(&tables, SEGMENTS, 20);
     let error = crash::with_hook(hook, run.finalize(&hold, &acknowledged())).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::CutoverExpired);
+    assert!(error.next_step().unwrap().starts_with("metashift layout abort first; then "), "{error}");
     assert_paused(&lake).await;
+    let busy = run.finalize(&start("e2"), &acknowledged()).await.unwrap_err();
+    assert!(busy.next_step().unwrap().contains("only metashift layout abort"), "{busy}");
     assert_eq!(release_expired(&tables).await.unwrap(), None);
     for why in [Why::Failure, Why::OwnerEnded, Why::Deadline] {
         let answer = release_barrier(&tables, Some("e1"), why).await.unwrap();
@@ -98,6 +101,31 @@ async fn a_cutover_that_is_to_be_held_keeps_the_barrier_past_its_deadline_until_
     let answer = release_barrier(&tables, Some("e1"), Why::Abort).await.unwrap();
     assert!(matches!(answer, Released::Released(_)), "{answer:?}");
     assert_writable(&lake, "aborted").await;
+}
+
+#[tokio::test]
+async fn a_pause_in_a_cutover_ends_it_and_writers_go_on_unless_it_is_to_be_held() {
+    for on_failure in [OnFailure::Release, OnFailure::Hold] {
+        let lake = migrated().await;
+        let tables = lake.tables.clone();
+        let hook = on("barrier-installed", move || {
+            let tables = tables.clone();
+            async move { drop(status::change_control(&tables, |control| control.paused = true).await.unwrap()) }
+        });
+        let run = lake.run(SEGMENTS);
+        let cutover = Start { on_failure, ..start("e1") };
+        let error = crash::with_hook(hook, run.finalize(&cutover, &acknowledged())).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Superseded, "{error}");
+        assert!(error.next_step().unwrap().contains("metashift layout resume"), "{error}");
+        if on_failure == OnFailure::Hold {
+            assert!(error.next_step().unwrap().starts_with("metashift layout abort first"), "{error}");
+            assert_paused(&lake).await;
+            release_barrier(&lake.tables, None, Why::Abort).await.unwrap();
+        }
+        assert_writable(&lake, "paused").await;
+        status::change_control(&lake.tables, |control| control.paused = false).await.unwrap();
+        run.finalize(&start("e2"), &acknowledged()).await.unwrap();
+    }
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! `metashift layout audit`.
 
+use std::collections::BTreeMap;
+
 use clap::Args;
 use metashift::Result;
 use metashift::layout::Tables;
@@ -7,6 +9,7 @@ use metashift::layout::cutover::check_id;
 use metashift::layout::generation::{PlanWish, load_plan, no_plan};
 use metashift::layout::preflight::Accepted;
 use metashift::layout::records::plan::State;
+use metashift::layout::records::segment::MismatchKind;
 use metashift::layout::run::Run;
 use metashift::layout::status;
 use metashift::layout::verify::{self, Summary};
@@ -56,6 +59,7 @@ pub(crate) async fn run(args: AuditArgs, output: &Output) -> Result<()> {
         return Err(super::before_marker(&plan));
     }
     let (_, id) = ids(&tables, plan.segments, args.audit_id).await?;
+    let layout = tables.layout().clone();
     let run = Run {
         tables,
         wish: PlanWish::default(),
@@ -65,21 +69,54 @@ pub(crate) async fn run(args: AuditArgs, output: &Output) -> Result<()> {
         observer: output.observer(None),
     };
     let (summary, total) = run.compare_as(&id).await?;
+    // The kinds that are there, each once.
+    let mend: BTreeMap<_, _> =
+        summary.mismatches.iter().map(|one| (super::kind_name(one.kind), mend(one.kind))).collect();
     output.emit(&json!({
         "audit": id, "v1Items": summary.v1_items, "v2Items": summary.v2_items,
-        "differing": summary.mismatched, "listed": summary.mismatches, "consumed": total.consumed,
+        "differing": summary.mismatched, "listed": summary.mismatches, "mend": mend, "consumed": total.consumed,
     }));
     if summary.mismatched == 0 {
         output.say(format!("{id}: {} items in both tables, no difference", summary.v1_items));
         return Ok(());
     }
-    let rows =
-        summary.mismatches.iter().map(|one| vec![crate::output::key(&one.key), super::kind_name(one.kind)]);
+    let rows = summary.mismatches.iter().map(|one| {
+        let bucket = match one.kind {
+            MismatchKind::WrongBucket => format!(", belongs in {:?}", layout.bucket(&one.key)),
+            _ => String::new(),
+        };
+        vec![crate::output::key(&one.key), format!("{}{bucket}", super::kind_name(one.kind))]
+    });
     output.table(&["key", "difference"], rows.collect());
-    output
-        .say("missing: v1 has it and v2 has not, so a v1-only node created it, or a v2-only node deleted it");
-    output.say("extra: v2 has it and v1 has not, so a v2-only node created it, or a v1-only node deleted it");
-    output.say("wrongValue: a v1-only or a v2-only node changed it");
-    output.say("with dual nodes only, each of these is a write that a v1-only node lost: v2 is right, v1 is not read");
-    Err(verify::failed(&summary).next("find the v1-only writer (metric WriterMode); v2 is the authority"))
+    for (kind, text) in &mend {
+        output.say(format!("{kind}: {text}"));
+    }
+    Err(verify::failed(&summary).next(
+        "find the v1-only writer (metric WriterMode); v2 is the authority: mend by hand, by the kind of the difference, then \
+         metashift layout audit again",
+    ))
+}
+
+/// What a person does about a difference after the marker, where v2 decides and dual nodes write v1 without looking at it.
+fn mend(kind: MismatchKind) -> &'static str {
+    match kind {
+        MismatchKind::Missing => {
+            "only v1 has it, so a v1-only node created it or a v2-only node deleted it. If it is wanted, create it through a dual \
+             node; else delete it from v1 by hand"
+        }
+        MismatchKind::WrongValue => {
+            "a v1-only or a v2-only node changed it. If v1's value is wanted, write it through a dual node; else the next \
+             write of the key through a dual node makes them equal"
+        }
+        MismatchKind::Extra => {
+            "only v2 has it, so a v2-only node created it or a v1-only node deleted it. Nothing is lost: the next write of the \
+             key through a dual node makes them equal"
+        }
+        MismatchKind::WrongBucket => {
+            "no read finds it in that bucket. Put it in v2 under its own bucket, unless it is there, and delete the other"
+        }
+        MismatchKind::KeyTooLong | MismatchKind::ItemTooLarge | MismatchKind::UnsupportedItem => {
+            "v2 cannot hold it. Rewrite or delete it, in the table that has it"
+        }
+    }
 }

@@ -67,9 +67,9 @@ fn advice(state: Option<State>, marker: bool, barrier: bool) -> (bool, Vec<&'sta
             vec![
                 "metashift layout pause                      # if a run is at work",
                 "roll the nodes back to v1-only; nothing else is needed",
-                "later, with dual nodes again: metashift layout repair --local --dry-run",
+                "later, with dual nodes again: metashift layout resume   # a paused repair would only wait",
+                "metashift layout repair --local --dry-run   # lists what would change",
                 "metashift layout repair --local             # v2 follows v1 where they differ",
-                "metashift layout resume",
                 "metashift layout run --local --new-generation",
             ],
         ),
@@ -88,6 +88,14 @@ mod tests {
         assert!(!advice(Some(State::Final), false, true).0);
         assert!(!advice(None, false, true).0);
         assert!(!advice(Some(State::Open), false, true).0);
+    }
+
+    #[test]
+    fn nothing_is_to_be_done_while_the_pause_stands() {
+        let (_, steps) = advice(Some(State::Open), false, false);
+        let at = |what: &str| steps.iter().position(|step| step.contains(what)).unwrap();
+        assert!(at("layout pause") < at("layout resume") && at("layout resume") < at("layout repair"));
+        assert!(at("layout repair") < at("layout run"));
     }
 
     #[test]

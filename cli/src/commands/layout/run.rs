@@ -6,7 +6,7 @@ use clap::Args;
 use metashift::Result;
 use metashift::error::Class;
 use metashift::layout::cutover::{DEFAULT_DEADLINE, Evidence, FamilyRead, Start};
-use metashift::layout::generation::PlanWish;
+use metashift::layout::generation::{PlanWish, check_plan, load_plan};
 use metashift::layout::preflight::{Accepted, Estimate, Report, preflight};
 use metashift::layout::records::plan::OnFailure;
 use metashift::layout::run::{Finished, Run, Total};
@@ -82,7 +82,7 @@ pub(crate) struct RunArgs {
     #[arg(long, requires = "finalize")]
     writes_paused: bool,
     /// Writers stay, and are refused while the barrier stands.
-    #[arg(long, requires = "finalize")]
+    #[arg(long, requires = "finalize", conflicts_with = "writes_paused")]
     under_load: bool,
     /// Every metadata node runs in dual mode; somebody has looked.
     #[arg(long, requires = "finalize")]
@@ -203,6 +203,9 @@ pub(crate) async fn run(args: RunArgs, output: &Output) -> Result<()> {
     }
     if args.create_companion && tables.describe(Side::V2).await?.is_none() {
         check_v1(&preflight(&tables, args.accept.into(), None).await?)?;
+        if let Some(plan) = load_plan(&tables).await? {
+            check_plan(&plan.record, &tables)?;
+        }
         tables.create_companion().await?;
         output.say(format!("created table {}", tables.name(Side::V2)));
     }

@@ -10,11 +10,12 @@ use clap::Args;
 use jiff::Timestamp;
 use metashift::error::Class;
 use metashift::layout::Tables;
+use metashift::layout::generation::{check_plan, load_plan};
 use metashift::layout::records::plan::State;
 use metashift::layout::records::reject::Reject;
 use metashift::layout::status::{Overview, rejects};
 use metashift::layout::transaction::Side;
-use metashift::{Error, Result};
+use metashift::{Error, ErrorKind, Result};
 
 use crate::connect::TableArgs;
 use crate::output::Output;
@@ -39,6 +40,13 @@ pub(crate) struct StatusArgs {
 pub(crate) async fn run(args: StatusArgs, output: &Output) -> Result<()> {
     let tables = args.tables.tables().await?;
     super::release_expired(&tables, output).await?;
+    // Another layout is no obstacle to a look.
+    if let Some(plan) = load_plan(&tables).await?
+        && let Err(error) = check_plan(&plan.record, &tables)
+        && error.kind() == ErrorKind::PlanMismatch
+    {
+        return Err(error);
+    }
     let mut watched = Watched::new(&tables).await?;
     let first = watched.look().await?;
     if !args.watch {

@@ -3,10 +3,11 @@
 use jiff::Timestamp;
 use metashift::Error;
 use metashift::environment::elapsed;
-use metashift::layout::records::plan::State;
+use metashift::layout::records::plan::{OnFailure, State};
 use metashift::layout::records::reject::Reject;
 use metashift::layout::records::segment::State as SegmentState;
 use metashift::layout::status::Overview;
+use metashift::layout::verify::Summary;
 use serde_json::{Value, json};
 
 use crate::commands::layout::kind_name;
@@ -309,19 +310,35 @@ fn elapsed_past(overview: &Overview, now: Timestamp) -> bool {
 /// What a person does from here.
 fn next(overview: &Overview, done: usize, past_deadline: bool) -> &'static str {
     let progress = overview.progress();
+    let cutover = overview.plan.as_ref().and_then(|plan| plan.cutover.as_ref());
+    let held = cutover.is_some_and(|cutover| cutover.on_failure == OnFailure::Hold);
+    let differs = overview.verification.as_ref().is_some_and(Summary::differs);
     match overview.plan.as_ref().map(|plan| plan.state) {
         _ if overview.leftovers.marker => {
             "restart pods so that they read v2, then resume writes; metashift layout audit compares at any time"
         }
         None => "metashift layout plan",
-        Some(_) if overview.control.paused => "metashift layout resume",
+        Some(State::Finalizing) if held && (past_deadline || overview.control.paused) => {
+            "the barrier is held for a person and does not end by itself: metashift layout abort"
+        }
+        Some(state) if overview.control.paused && state != State::Finalizing => "metashift layout resume",
         Some(State::Open) if progress.rejected + progress.diverged > 0 => {
             "metashift layout rejects; mend or delete them, then metashift layout run"
+        }
+        Some(State::Open) if done == overview.segments.len() && differs => {
+            "the last cutover found differences: metashift layout repair, unless that was done since; then metashift \
+             layout run --rehearse compares, --finalize cuts over"
         }
         Some(State::Open) if done == overview.segments.len() => {
             "everything is copied: metashift layout run --rehearse compares, --finalize cuts over"
         }
         Some(State::Repairing) => "metashift layout repair goes on, if nobody is at it",
+        Some(State::Finalizing) if held && differs => {
+            "the tables differ, and the barrier is held for a person: metashift layout abort, then metashift layout repair"
+        }
+        Some(State::Finalizing) if held => {
+            "wait for the cutover; if it fails, or whoever ran it is dead, it keeps the barrier until metashift layout abort"
+        }
         Some(State::Finalizing) if past_deadline => {
             "metashift layout abort, or metashift layout run --finalize again"
         }
@@ -329,5 +346,60 @@ fn next(overview: &Overview, done: usize, past_deadline: bool) -> &'static str {
             "wait for the cutover; if whoever ran it is dead, metashift layout abort lets writers go on at once"
         }
         Some(_) => "metashift layout run goes on, if nobody is at it",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use metashift::layout::generation::Leftovers;
+    use metashift::layout::records::control::Control;
+    use metashift::layout::records::plan::{Cutover, Plan};
+
+    use super::*;
+
+    fn overview(on_failure: Option<OnFailure>, mismatched: u64) -> Overview {
+        let mut plan = Plan::first("f".to_owned(), 0);
+        plan.state = if on_failure.is_some() { State::Finalizing } else { State::Open };
+        plan.cutover = on_failure.map(|on_failure| Cutover {
+            epoch: "e".to_owned(),
+            installed_at: Timestamp::UNIX_EPOCH,
+            deadline: Timestamp::UNIX_EPOCH,
+            on_failure,
+            owner: "local:test".to_owned(),
+            digest_key: "k".to_owned(),
+            verified: None,
+        });
+        Overview {
+            plan: Some(plan),
+            leftovers: Leftovers::default(),
+            control: Control::default(),
+            segments: Vec::new(),
+            verification: Some(Summary { mismatched, ..Summary::default() }),
+        }
+    }
+
+    #[test]
+    fn a_held_barrier_is_ended_by_abort_alone() {
+        let held = overview(Some(OnFailure::Hold), 0);
+        assert!(next(&held, 0, false).contains("wait for the cutover"));
+        let mut paused = held.clone();
+        paused.control.paused = true;
+        let differs = overview(Some(OnFailure::Hold), 1);
+        for (overview, past_deadline) in
+            [(&held, true), (&paused, false), (&differs, false), (&differs, true)]
+        {
+            let next = next(overview, 0, past_deadline);
+            assert!(
+                next.contains("layout abort") && !next.contains("wait") && !next.contains("run"),
+                "{next}"
+            );
+        }
+        assert!(next(&overview(Some(OnFailure::Release), 0), 0, true).contains("--finalize again"));
+    }
+
+    #[test]
+    fn after_a_cutover_that_found_differences_a_repair_comes_first() {
+        assert!(next(&overview(None, 1), 0, false).contains("layout repair"));
+        assert!(!next(&overview(None, 0), 0, false).contains("layout repair"));
     }
 }
