@@ -11,13 +11,14 @@ use metashift::catalog::key::{Current, Entity, Key, System};
 use metashift::catalog::location::Location;
 use metashift::catalog::read::StoreReader;
 use metashift::catalog::read::message;
-use metashift::catalog::seed::Seed;
+use metashift::catalog::seed::{self, Seed};
 use metashift::catalog::store::look;
 use metashift::catalog::value::Format;
 use object_store::ObjectStore;
+use slatedb::admin::{AdminBuilder, CloneSourceSpec};
 
 use super::support::{
-    Ended, Mortal, PATH, at, budget, dying_at, environment, finish, kind, migrate, seeded, tamper,
+    Ended, Mortal, PATH, at, budget, dump, dying_at, environment, finish, kind, migrate, seeded, tamper,
 };
 
 async fn names(store: &Arc<dyn ObjectStore>) -> Vec<String> {
@@ -159,4 +160,24 @@ async fn a_run_that_was_to_go_further_is_over_when_its_present_format_is_asked_f
     assert_eq!(names(&store).await, ["metashift-final-9"]);
     // What begins now begins at 9.
     assert_eq!(finish(&store, 12).await.from_format, 9);
+}
+
+#[tokio::test]
+async fn the_way_back_is_a_clone_of_the_checkpoint_at_another_place() {
+    let store = seeded(Seed::small(8)).await;
+    let before = dump(&store).await;
+    let ended = dying_at(&store, &with_checkpoint(12), budget(), "catalog-finished", 2).await;
+    assert!(matches!(ended, Ended::Died));
+    assert!(dump(&store).await != before);
+    let deadline = Deadline::of(&budget());
+    let kept = checkpoints::list(&at(&store), &environment(), &deadline).await.unwrap().remove(0);
+    let source = CloneSourceSpec::with_checkpoint(PATH, kept.id.parse().unwrap());
+    let admin = AdminBuilder::new("lake/again", Arc::clone(&store)).build();
+    admin.create_clone_builder_from_source(source).build().await.unwrap();
+
+    let again = Location::new(Arc::clone(&store), "lake/again");
+    assert!(seed::dump(&again, &budget()).await.unwrap() == before);
+    migrate(&again, &Request::to(12), budget()).await.unwrap();
+    finish(&store, 12).await;
+    assert!(seed::dump(&again, &budget()).await.unwrap() == dump(&store).await);
 }

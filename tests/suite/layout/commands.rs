@@ -391,7 +391,7 @@ async fn a_rehearsal_that_finds_differences_names_the_command_that_lists_them() 
         let (code, said) = run(&lake, &["run", "--local", "--segments", "2", "--rehearse"]).await;
         assert_eq!((code, &said["error"]["name"]), (Some(3), &Value::from("VerificationFailed")), "{said}");
         let next = said["error"]["next"].as_str().unwrap();
-        assert!(next.contains("repair --local --dry-run") && !next.contains("layout status"), "{next}");
+        assert!(next.contains("--local --dry-run lists") && !next.contains("layout status"), "{next}");
     }
 }
 
