@@ -160,17 +160,22 @@ impl Output {
         }
     }
 
-    /// An object for a program; nothing for a person.
+    /// An object for a program; nothing for a person. What it calls `next` is spelled like a message.
     pub(crate) fn emit(&self, value: &Value) {
-        if self.json {
-            put(value);
+        if !self.json {
+            return;
         }
+        let mut value = value.clone();
+        if let Some(Value::String(next)) = value.get_mut("next") {
+            *next = self.again.spelled(next);
+        }
+        put(value);
     }
 
     /// Rows for a person, the object for a program.
     pub(crate) fn rows(&self, rows: &[(&str, String)], value: &Value) {
         if self.json {
-            put(value);
+            self.emit(value);
             return;
         }
         let mut table = framed();

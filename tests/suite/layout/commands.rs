@@ -481,3 +481,19 @@ async fn a_report_is_written_into_a_bucket_as_a_page() {
     let (code, said) = report("s3://nowhere/one.html").await;
     assert_eq!((code, &said["error"]["name"]), (Some(2), &Value::from("InvalidInput")), "{said}");
 }
+
+#[tokio::test]
+async fn what_status_says_is_next_does_that_to_the_same_table() {
+    let lake = Lake::with_items(10).await;
+    let (code, said) = run(&lake, &["run", "--local", "--segments", "2"]).await;
+    assert_eq!(code, Some(0), "{said}");
+    let (_, said) = run(&lake, &["status"]).await;
+    let next = said["next"].as_str().unwrap();
+    let (_, named) = next.split_once("metashift layout ").unwrap();
+    let (named, _) = named.split_once(" compares").unwrap();
+    // As it is printed: nothing is added.
+    let mut pasted = Command::new(env!("CARGO_BIN_EXE_metashift"));
+    pasted.env_clear().args(["--json", "layout"]).args(named.split_whitespace()).kill_on_drop(true);
+    let (code, said) = ended(&pasted.output().await.unwrap());
+    assert_eq!(code, Some(0), "{named}: {said}");
+}

@@ -225,7 +225,7 @@ impl Look {
                 rows.push(("difference", format!("{key}: {kind}")));
             }
         }
-        rows.push(("next", next(overview, self.segments_done(), elapsed_past(overview, self.at)).to_owned()));
+        rows.push(("next", self.next().to_owned()));
         rows
     }
 
@@ -263,6 +263,10 @@ impl Look {
         parts.join(" ")
     }
 
+    fn next(&self) -> &'static str {
+        next(&self.overview, self.segments_done(), elapsed_past(&self.overview, self.at))
+    }
+
     /// The object for a program.
     pub(super) fn json(&self) -> Value {
         let overview = &self.overview;
@@ -285,7 +289,7 @@ impl Look {
                 .map(|one| json!({ "state": one.state, "scanned": one.scanned })).collect::<Vec<_>>(),
             "control": overview.control, "barrier": overview.leftovers.barrier,
             "barrierHeldSeconds": self.barrier().map(|(held, _)| held),
-            "verification": verification, "lastRejects": self.rejects, "lastError": error,
+            "verification": verification, "lastRejects": self.rejects, "lastError": error, "next": self.next(),
         })
     }
 }
