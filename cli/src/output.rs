@@ -82,6 +82,10 @@ fn next_of(error: &Error) -> Option<&str> {
             Some("change nothing by hand; bring what it names back from a copy, or go back to a checkpoint")
         }
         ErrorKind::InvalidInput => Some("the same command with --help shows what it takes"),
+        // Every command finds out by itself whether its last write landed.
+        ErrorKind::OutcomeUnknown => {
+            return Some("run the same command again; it goes on from what is there");
+        }
         _ => None,
     };
     error.next_step().or(usual)
@@ -368,6 +372,15 @@ fn counts(name: &str, total: Progress) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_nobody_could_say_is_said_here() {
+        let unknown = Error::new(ErrorKind::OutcomeUnknown, "lost").next("read the key");
+        assert!(next_of(&unknown).unwrap().starts_with("run the same command again"));
+        assert!(next_of(&Error::new(ErrorKind::Corruption, "bytes")).unwrap().contains("by hand"));
+        let own = Error::new(ErrorKind::InvalidInput, "no").next("name another");
+        assert_eq!(next_of(&own), Some("name another"));
+    }
 
     #[test]
     fn a_line_counts_what_its_walk_does_and_nothing_else() {
