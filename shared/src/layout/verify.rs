@@ -368,6 +368,15 @@ fn severity(kind: MismatchKind) -> u8 {
 
 /// `VerificationFailed` with the findings in words; the first few keys, the rest is in the records.
 pub fn failed(summary: &Summary) -> Error {
+    if summary.mismatched == 0 {
+        let message = format!(
+            "the tables changed under the barrier: v1 had {} items and v2 {}, and no key differs any more",
+            summary.v1_items, summary.v2_items
+        );
+        return Error::new(ErrorKind::VerificationFailed, message).next(
+            "find the writer that does not know the barrier (metric WriterMode), then rehearse and finalize again",
+        );
+    }
     let named: Vec<_> = summary
         .mismatches
         .iter()
@@ -383,21 +392,10 @@ pub fn failed(summary: &Summary) -> Error {
         (false, 0) => format!(": {}", named.join(", ")),
         (false, more) => format!(": {} and {more} more", named.join(", ")),
     };
-    let message = match summary.mismatched {
-        0 => {
-            let message = format!(
-                "the tables changed under the barrier: v1 had {} items and v2 {}, and no key differs any more",
-                summary.v1_items, summary.v2_items
-            );
-            return Error::new(ErrorKind::VerificationFailed, message).next(
-                "find the writer that does not know the barrier (metric WriterMode), then rehearse and finalize again",
-            );
-        }
-        differences => format!(
-            "{differences} differences; v1 has {} items and v2 {}{list}",
-            summary.v1_items, summary.v2_items
-        ),
-    };
+    let message = format!(
+        "{} differences; v1 has {} items and v2 {}{list}",
+        summary.mismatched, summary.v1_items, summary.v2_items
+    );
     Error::new(ErrorKind::VerificationFailed, message).next(if summary.is_for_a_person() {
         "metashift layout status lists them; keyTooLong, itemTooLarge and unsupportedItem are for a person to mend or \
          delete, in either table; metashift layout repair mends the others"
@@ -408,7 +406,8 @@ pub fn failed(summary: &Summary) -> Error {
 
 /// `VerificationFailed` where the tables differ and the comparison that was to name the keys ended with `error`.
 pub(super) fn not_named(error: &Error) -> Error {
-    let message = format!("the tables differ, and naming the keys ended early: {error}");
+    let message =
+        format!("the tables differ, and naming the keys ended early: {}: {}", error.kind(), error.message());
     Error::new(ErrorKind::VerificationFailed, message)
         .next("metashift layout run --rehearse names them, with writers at work")
 }

@@ -60,27 +60,22 @@ impl Lake {
 
     /// As [`Self::put`]; for v2 in any bucket.
     pub(crate) async fn put_in(&self, side: Side, bucket: &str, key: &str, value: &[u8]) {
-        let mut put = self
-            .client
-            .put_item()
-            .table_name(self.tables.name(side))
-            .item("pk", AttributeValue::S(key.to_owned()))
-            .item("val", AttributeValue::B(Blob::new(value)));
-        if side == Side::V2 {
-            put = put.item("bucket", AttributeValue::S(bucket.to_owned()));
-        }
-        put.send().await.unwrap();
+        self.put_item(side, bucket, key, Some(value)).await;
     }
 
     /// Puts an item that has a key and nothing else.
     pub(crate) async fn put_bare(&self, side: Side, key: &str) {
-        let mut put = self
-            .client
-            .put_item()
-            .table_name(self.tables.name(side))
-            .item("pk", AttributeValue::S(key.to_owned()));
+        self.put_item(side, &Layout::default().bucket(key), key, None).await;
+    }
+
+    async fn put_item(&self, side: Side, bucket: &str, key: &str, value: Option<&[u8]>) {
+        let table = self.tables.name(side);
+        let mut put = self.client.put_item().table_name(table).item("pk", AttributeValue::S(key.to_owned()));
+        if let Some(value) = value {
+            put = put.item("val", AttributeValue::B(Blob::new(value)));
+        }
         if side == Side::V2 {
-            put = put.item("bucket", AttributeValue::S(Layout::default().bucket(key)));
+            put = put.item("bucket", AttributeValue::S(bucket.to_owned()));
         }
         put.send().await.unwrap();
     }

@@ -12,12 +12,13 @@ use metashift::layout::transaction::Side;
 use metashift::layout::verify::{Summary, verify};
 use metashift::layout::walk::SegmentInput;
 use metashift::layout::{Mode, Tables};
-use metashift::step::Status;
+use metashift::step::{Status, StepOutput};
 use metashift::{ErrorKind, Result, crash};
 use metashift_faults::{Fault, Rule};
 use metashift_sandbox::{Workload, seed};
+use tokio::task::JoinHandle;
 
-use super::support::{Lake, on, pages, start};
+use super::support::{Freeze, Lake, on, pages, start, tables_through};
 
 /// A lake that is backfilled.
 async fn migrated(items: u32, segments: u32) -> Lake {
@@ -265,7 +266,7 @@ async fn a_verification_that_is_stopped_anywhere_goes_on_by_its_cursor_and_count
             loop {
                 // A worker that dies after its second page, and one that takes over.
                 let (tables, input) = (lake.tables.metered(), input.clone());
-                let freeze = super::support::Freeze::at_nth("verify-page", 2);
+                let freeze = Freeze::at_nth("verify-page", 2);
                 let hook = std::sync::Arc::clone(&freeze.hook);
                 let dying = tokio::spawn(crash::with_hook(hook, async move {
                     verify(&tables, "e1", side, exact, input, pages(100)).await
@@ -291,17 +292,23 @@ async fn a_verification_that_is_stopped_anywhere_goes_on_by_its_cursor_and_count
     assert_eq!(publish_marker(&lake.tables, "e1").await.unwrap(), Published::Marker { verified: 230 });
 }
 
+/// A worker that counts the only segment of `side` and stands still after its first page.
+async fn frozen_at_its_first_page(lake: &Lake, side: Side) -> (Freeze, JoinHandle<Result<StepOutput>>) {
+    let freeze = Freeze::at("verify-page");
+    let input = SegmentInput { segment: 0, segments: 1, page_size: 20 };
+    let (tables, hook) = (lake.tables.metered(), std::sync::Arc::clone(&freeze.hook));
+    let frozen = tokio::spawn(crash::with_hook(hook, async move {
+        verify(&tables, "e1", side, false, input, pages(100)).await
+    }));
+    freeze.reached().await;
+    (freeze, frozen)
+}
+
 #[tokio::test]
 async fn a_second_verifier_of_a_segment_is_superseded_and_the_count_stays_right() {
     let lake = migrated(90, 1).await;
     install_barrier(&lake.tables, &start("e1")).await.unwrap();
-    let freeze = super::support::Freeze::at("verify-page");
-    let input = SegmentInput { segment: 0, segments: 1, page_size: 20 };
-    let (tables, hook, slow) = (lake.tables.metered(), std::sync::Arc::clone(&freeze.hook), input.clone());
-    let frozen = tokio::spawn(crash::with_hook(hook, async move {
-        verify(&tables, "e1", Side::V1, false, slow, pages(100)).await
-    }));
-    freeze.reached().await;
+    let (freeze, frozen) = frozen_at_its_first_page(&lake, Side::V1).await;
     verify_all(&lake.tables, 1, Side::V1, false).await.unwrap();
     freeze.thaw();
     assert_eq!(frozen.await.unwrap().unwrap_err().kind(), ErrorKind::Superseded);
@@ -316,13 +323,7 @@ async fn a_second_verifier_of_a_segment_is_superseded_and_the_count_stays_right(
 async fn a_worker_that_counts_is_superseded_by_one_that_compares() {
     let lake = migrated(90, 1).await;
     install_barrier(&lake.tables, &start("e1")).await.unwrap();
-    let freeze = super::support::Freeze::at("verify-page");
-    let input = SegmentInput { segment: 0, segments: 1, page_size: 20 };
-    let (tables, hook) = (lake.tables.metered(), std::sync::Arc::clone(&freeze.hook));
-    let frozen = tokio::spawn(crash::with_hook(hook, async move {
-        verify(&tables, "e1", Side::V2, false, input, pages(100)).await
-    }));
-    freeze.reached().await;
+    let (freeze, frozen) = frozen_at_its_first_page(&lake, Side::V2).await;
     verify_all(&lake.tables, 1, Side::V2, true).await.unwrap();
     freeze.thaw();
     assert_eq!(frozen.await.unwrap().unwrap_err().kind(), ErrorKind::Superseded);
@@ -374,7 +375,7 @@ async fn where_naming_the_keys_ends_early_the_run_still_says_that_the_tables_dif
             proxy.add(Rule::new("denied", denied).on("BatchGetItem").mentioning("lake_prefix_v2"));
         }
     });
-    let run = lake.run_with(&super::support::tables_through(&proxy), 1, 50);
+    let run = lake.run_with(&tables_through(&proxy), 1, 50);
     let ended = crash::with_hook(hook, run.finalize(&start("e1"), &Evidence::Acknowledged(true))).await;
     let error = ended.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::VerificationFailed);
