@@ -12,7 +12,7 @@ use aws_sdk_dynamodb::types::{AttributeValue, ConditionCheck, Delete, TransactWr
 use jiff::{SignedDuration, Timestamp};
 use metashift::crash::{self, Hook};
 use metashift::environment::{Clock, Environment, SystemClock, SystemEntropy};
-use metashift::layout::cutover::Start;
+use metashift::layout::cutover::{Evidence, Start};
 use metashift::layout::generation::{PlanWish, load_plan};
 use metashift::layout::preflight::Accepted;
 use metashift::layout::records::plan::{OnFailure, Plan};
@@ -279,6 +279,11 @@ where
     Arc::new(move |at| if at == point { Box::pin(act()) } else { Box::pin(async {}) })
 }
 
+/// A person's word that every writer is dual.
+pub(crate) fn acknowledged() -> Evidence {
+    Evidence::Acknowledged(true)
+}
+
 /// A cutover with a fresh epoch and paused writers.
 pub(crate) fn start(epoch: &str) -> Start {
     Start {
@@ -289,6 +294,7 @@ pub(crate) fn start(epoch: &str) -> Start {
         under_load: false,
         owner: "local:test".to_owned(),
         adopt_foreign_barrier: false,
+        seen: None,
     }
 }
 
