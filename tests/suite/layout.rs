@@ -13,6 +13,7 @@ mod migration;
 mod refusals;
 mod rejects;
 mod repairs;
+mod signals;
 mod store_authority;
 mod store_limits;
 mod store_mutations;

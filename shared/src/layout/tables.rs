@@ -39,6 +39,7 @@ use super::records::segment::Position;
 use super::records::{self, Record, Stored};
 use super::transaction::{Action, Condition, Role, Side, Transaction, Write};
 use crate::environment::{Environment, elapsed};
+use crate::error::Class;
 use crate::{Error, ErrorKind, Result};
 
 /// Suffix of the companion table's name.
@@ -55,6 +56,12 @@ const FIRST_PAUSE: Duration = Duration::from_millis(25);
 
 /// Longest pause between two attempts.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// How long both copies of a key are asked for at one moment, before they are read apart.
+const SETTLE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Times that copies which were read apart, and differ, are read again.
+const MOST_LOOKS: u32 = 20;
 
 /// Keys that tokens are spent on; no item has one.
 const SPENT_PREFIX: &str = "__lake_internal/dynamo-prefix-v2/spent/";
@@ -293,6 +300,42 @@ impl Tables {
             Ok((next(Side::V1)?, next(Side::V2)?))
         })
         .await
+    }
+
+    /// Both copies of a key: at one moment, or, where other requests keep winning, as they were read one after the
+    /// other.
+    ///
+    /// A TransactGetItems loses to every write that is in progress, so a key that is written all the time may never be
+    /// read by one; a strongly consistent GetItem loses to none. Of copies that were read apart, two that agree were
+    /// there at the same time or one after the other, as a mirror is; two that differ are given only where no two reads
+    /// in a row agreed.
+    pub async fn get_settled(&self, key: &str) -> Result<(Option<Item>, Option<Item>)> {
+        match self.patient(self.patience.min(SETTLE_PATIENCE)).get_both(key).await {
+            Err(error) if error.kind().class() == Class::RetryLater => self.get_apart(key).await,
+            read => read,
+        }
+    }
+
+    async fn get_apart(&self, key: &str) -> Result<(Option<Item>, Option<Item>)> {
+        let agree = |v1: &Option<Item>, v2: &Option<Item>| match (v1, v2) {
+            (Some(v1), Some(v2)) => v1.value().is_some() && v1.value() == v2.value(),
+            (None, None) => true,
+            _ => false,
+        };
+        let mut v1 = self.get(Side::V1, key).await?;
+        let mut v2 = self.get(Side::V2, key).await?;
+        for _ in 0..MOST_LOOKS {
+            if agree(&v1, &v2) {
+                break;
+            }
+            tokio::time::sleep(self.environment.jitter(FIRST_PAUSE)).await;
+            v1 = self.get(Side::V1, key).await?;
+            if agree(&v1, &v2) {
+                break;
+            }
+            v2 = self.get(Side::V2, key).await?;
+        }
+        Ok((v1, v2))
     }
 
     /// One page of one segment of a parallel scan, every item of the table.

@@ -44,7 +44,7 @@ async fn a_dual_node_refuses_keys_that_v2_cannot_hold_before_anything_is_sent() 
                 let guarded = store.guarded_mutate((&key, b"held"), "tbl/a", None, Some(b"v")).await;
                 assert_eq!(kind(guarded), expected, "a guard of {bytes} bytes");
             }
-            for key in ["", "__lake_internal/x", "__lake_internal/dynamo-prefix-v2/plan"] {
+            for key in ["", "__lake_internal/dynamo-prefix-v2x", "__lake_internal/dynamo-prefix-v2/plan"] {
                 assert_eq!(kind(store.cas(key, None, Some(b"v")).await), ErrorKind::InvalidKey);
                 assert_eq!(kind(store.get(key).await), ErrorKind::InvalidKey);
             }

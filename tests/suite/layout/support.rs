@@ -14,6 +14,7 @@ use metashift::crash::{self, Hook};
 use metashift::environment::{Clock, Environment, SystemClock, SystemEntropy};
 use metashift::layout::cutover::Start;
 use metashift::layout::generation::{PlanWish, load_plan};
+use metashift::layout::key::is_internal;
 use metashift::layout::preflight::Accepted;
 use metashift::layout::records::plan::{OnFailure, Plan};
 use metashift::layout::records::segment::{Segment, Walk};
@@ -188,8 +189,7 @@ impl Lake {
     pub(crate) async fn assert_equal(&self) -> usize {
         let layout = Layout::default();
         let v1 = self.v1().await;
-        let users: BTreeMap<_, _> =
-            v1.into_iter().filter(|(key, _)| !key.starts_with("__lake_internal/")).collect();
+        let users: BTreeMap<_, _> = v1.into_iter().filter(|(key, _)| !is_internal(key)).collect();
         let v2 = self.v2().await;
         for (key, (bucket, _)) in &v2 {
             assert_eq!(bucket.as_deref(), Some(layout.bucket(key).as_str()), "{key}");
