@@ -7,6 +7,7 @@ mod cutovers;
 mod executions;
 mod faults_on_reads;
 mod faults_on_writes;
+mod frozen;
 mod histories;
 mod kills;
 mod migration;

@@ -23,7 +23,6 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::stream::{self, StreamExt, TryStreamExt};
-use jiff::Timestamp;
 
 use super::cursor::{PageCursor, family_of_prefix};
 use super::family::bucket_of_shard;
@@ -33,7 +32,7 @@ use super::records::segment::Position;
 use super::records::{MARKER_KEY, MARKER_VALUE};
 use super::tables::{Content, Item, Page, Tables, Usage};
 use super::transaction::{Change, Side, Transaction, after_marker, dual_before_marker, v1_only};
-use crate::environment::elapsed;
+use crate::environment::Moment;
 use crate::telemetry::{self, WRITER_MODE};
 use crate::{Error, ErrorKind, Result};
 
@@ -108,7 +107,7 @@ pub struct MetaStore {
     tables: Tables,
     mode: Mode,
     published: AtomicBool,
-    checked_at: Mutex<Timestamp>,
+    checked_at: Mutex<Moment>,
 }
 
 impl MetaStore {
@@ -116,7 +115,7 @@ impl MetaStore {
     ///
     /// `AlreadyFinalized` for [`Mode::V1Only`] after the marker, `AuthorityChanged` for [`Mode::V2Only`] before it.
     pub async fn open(tables: Tables, mode: Mode) -> Result<Self> {
-        let checked_at = Mutex::new(tables.environment().now());
+        let checked_at = Mutex::new(tables.environment().moment());
         let store = Self { tables, mode, published: AtomicBool::new(false), checked_at };
         let authority = store.refresh().await?;
         if mode == Mode::V2Only && authority == Authority::V1 {
@@ -156,7 +155,7 @@ impl MetaStore {
     /// `AlreadyFinalized` for a v1-only node after the marker, `Corruption` for a marker of another form.
     pub async fn refresh(&self) -> Result<Authority> {
         if self.authority() == Authority::V1 {
-            let asked_at = self.tables.environment().now();
+            let asked_at = self.tables.environment().moment();
             if let Some(item) = self.tables.get(Side::V1, MARKER_KEY).await? {
                 if item.value() != Some(MARKER_VALUE) {
                     return Err(Error::new(
@@ -183,7 +182,7 @@ impl MetaStore {
     async fn current_authority(&self) -> Result<Authority> {
         let checked_at = *self.checked_at.lock().unwrap_or_else(PoisonError::into_inner);
         if self.authority() == Authority::V1
-            && elapsed(checked_at, self.tables.environment().now()) >= AUTHORITY_REFRESH
+            && self.tables.environment().since(checked_at) >= AUTHORITY_REFRESH
         {
             return self.refresh().await;
         }

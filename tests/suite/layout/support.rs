@@ -200,20 +200,34 @@ impl Lake {
     }
 }
 
-/// The system's clock, ahead by as much as a test says.
+/// The system's clocks, ahead by as much as a test says.
 #[derive(Debug, Default)]
-pub(crate) struct ShiftedClock(AtomicI64);
+pub(crate) struct ShiftedClock {
+    wall: AtomicI64,
+    boot: AtomicI64,
+}
 
 impl ShiftedClock {
-    /// Goes ahead by `time`.
+    /// Both go ahead by `time`.
     pub(crate) fn advance(&self, time: Duration) {
-        self.0.fetch_add(i64::try_from(time.as_millis()).unwrap(), Ordering::SeqCst);
+        let millis = i64::try_from(time.as_millis()).unwrap();
+        self.shift(millis, millis);
+    }
+
+    /// Each goes by so many milliseconds, ahead or back.
+    pub(crate) fn shift(&self, wall: i64, boot: i64) {
+        self.wall.fetch_add(wall, Ordering::SeqCst);
+        self.boot.fetch_add(boot, Ordering::SeqCst);
     }
 }
 
 impl Clock for ShiftedClock {
     fn now(&self) -> Timestamp {
-        SystemClock.now() + SignedDuration::from_millis(self.0.load(Ordering::SeqCst))
+        SystemClock.now() + SignedDuration::from_millis(self.wall.load(Ordering::SeqCst))
+    }
+
+    fn boot(&self) -> Duration {
+        SystemClock.boot() + Duration::from_millis(self.boot.load(Ordering::SeqCst).try_into().unwrap())
     }
 }
 
