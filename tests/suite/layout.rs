@@ -18,6 +18,7 @@ mod signals;
 mod store_authority;
 mod store_limits;
 mod store_mutations;
+mod store_plan;
 mod store_prefixes;
 pub(crate) mod support;
 mod transitions;

@@ -458,7 +458,7 @@ pub async fn verify_prefix_reads(tables: &Tables) -> Result<Vec<FamilyRead>> {
         return Err(plan::refused(&stored.record, State::Final));
     };
     let summary = summary_of(&tables, &stored.record, &cutover.epoch).await?;
-    let store = MetaStore::open(tables.clone(), Mode::V2Only).await?;
+    let store = MetaStore::open(tables.clone(), Mode::Dual).await?;
     let mut reads = Vec::new();
     for (family, verified) in &summary.families {
         // Keys without a / have no prefix to be read by; the rest of a long tail is counted together.

@@ -17,6 +17,7 @@ mod waiting;
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -191,7 +192,7 @@ impl Tables {
         let mut waiting = Waiting::new(self);
         loop {
             let signed = self.clock.now();
-            let failure = match self.bounded(call()).await {
+            let failure = match self.bounded(Box::pin(call())).await {
                 Ok(answer) => return Ok(answer),
                 Err(failure) => self.judged(failure, signed),
             };
@@ -203,7 +204,10 @@ impl Tables {
     }
 
     /// An attempt, until the invocation's end at most.
-    async fn bounded<T>(&self, call: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    async fn bounded<T>(
+        &self,
+        call: Pin<Box<impl Future<Output = Result<T, Failure>>>>,
+    ) -> Result<T, Failure> {
         match self.time_left() {
             None => call.await,
             Some(Duration::ZERO) => Err(Failure::Ended { sent: false }),
@@ -573,7 +577,7 @@ impl Tables {
 
     async fn send(&self, items: Vec<TransactWriteItem>, sending: &Sending) -> Result<(), Failure> {
         let signed = self.clock.now();
-        let sent = self.bounded(async {
+        let sent = self.bounded(Box::pin(async {
             let request = self
                 .client
                 .transact_write_items()
@@ -587,7 +591,7 @@ impl Tables {
             })?;
             self.meter.writes("TransactWriteItems", answer.consumed_capacity());
             Ok(())
-        });
+        }));
         sent.await.map_err(|failure| self.judged(failure, signed))
     }
 

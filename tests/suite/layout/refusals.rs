@@ -83,7 +83,7 @@ async fn a_barrier_without_a_plan_of_ours_is_refused_until_it_is_adopted_by_name
 #[tokio::test]
 async fn a_marker_without_a_plan_of_ours_means_that_nothing_is_left_to_do() {
     let lake = Lake::with_items(5).await;
-    lake.publish().await;
+    lake.publish_elsewhere().await;
     assert_refused(&lake, &lake.run(2), ErrorKind::AlreadyFinalized).await;
     let overview = Overview::load(&lake.tables).await.unwrap();
     assert!(overview.leftovers.marker && overview.plan.is_none());
@@ -96,7 +96,7 @@ async fn a_marker_without_a_plan_of_ours_means_that_nothing_is_left_to_do() {
 async fn a_marker_that_appears_beside_an_open_plan_stops_the_run_and_is_never_removed() {
     let lake = Lake::with_items(20).await;
     lake.run(2).backfill().await.unwrap();
-    lake.publish().await;
+    lake.publish_elsewhere().await;
     assert_refused(&lake, &lake.run(2), ErrorKind::AlreadyFinalized).await;
     let wish = PlanWish { segments: Some(2), new_generation: true };
     let error = Run { wish, ..lake.run(2) }.backfill().await.unwrap_err();

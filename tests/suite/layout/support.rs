@@ -16,9 +16,9 @@ use metashift::layout::cutover::Start;
 use metashift::layout::generation::{PlanWish, load_plan};
 use metashift::layout::key::is_internal;
 use metashift::layout::preflight::Accepted;
-use metashift::layout::records::plan::{OnFailure, Plan};
+use metashift::layout::records::plan::{self, Audited, OnFailure, Plan, State};
 use metashift::layout::records::segment::{Segment, Walk};
-use metashift::layout::records::{BARRIER_KEY, BARRIER_VALUE, MARKER_KEY, MARKER_VALUE};
+use metashift::layout::records::{self, BARRIER_KEY, BARRIER_VALUE, MARKER_KEY, MARKER_VALUE};
 use metashift::layout::run::Run;
 use metashift::layout::transaction::Side;
 use metashift::layout::{Layout, MetaStore, Mode, Tables};
@@ -121,10 +121,31 @@ impl Lake {
         self.tables.get(side, key).await.unwrap().map(|item| item.value().unwrap().to_vec())
     }
 
-    /// Puts barrier and marker as a finalization leaves them.
+    /// Puts barrier, marker and a final plan as a finalization and a clean audit leave them.
     pub(crate) async fn publish(&self) {
+        self.publish_elsewhere().await;
+        let first = || Plan::first(Layout::default().fingerprint(), 1);
+        let plan = self.plan().await.unwrap_or_else(first);
+        self.put_plan(&Plan { state: State::Final, ..plan }).await;
+        self.stamp_audit().await;
+    }
+
+    /// Puts barrier and marker as another migrator's finalization leaves them.
+    pub(crate) async fn publish_elsewhere(&self) {
         self.put(Side::V1, BARRIER_KEY, BARRIER_VALUE).await;
         self.put(Side::V1, MARKER_KEY, MARKER_VALUE).await;
+    }
+
+    /// Says in the plan that an audit after the marker was clean.
+    pub(crate) async fn stamp_audit(&self) {
+        let audited = Some(Audited { at: SystemClock.now(), run: "audit".to_owned() });
+        let plan = self.plan().await.unwrap();
+        self.put_plan(&Plan { audited, ..plan }).await;
+    }
+
+    /// Puts a plan as it is.
+    pub(crate) async fn put_plan(&self, plan: &Plan) {
+        self.put(Side::V1, plan::KEY, &records::encode(plan).unwrap()).await;
     }
 
     /// Everything in both tables, for "nothing was changed".

@@ -57,7 +57,7 @@ async fn in_state(state: Option<State>) -> Lake {
         lake.put(Side::V1, BARRIER_KEY, BARRIER_VALUE).await;
     }
     if state == State::Final {
-        lake.publish().await;
+        lake.publish_elsewhere().await;
     }
     lake
 }

@@ -91,9 +91,22 @@ pub struct Plan {
     /// Id of the last repair that ended.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ended_repair: Option<String>,
+    /// The first clean audit after the marker; v2-only nodes open on it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub audited: Option<Audited>,
     /// Fields of other versions.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
+}
+
+/// A comparison after the marker that found the tables equal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Audited {
+    /// When it ended, RFC 3339 in UTC.
+    pub at: jiff::Timestamp,
+    /// Its id.
+    pub run: String,
 }
 
 impl Record for Plan {}
@@ -112,6 +125,7 @@ impl Plan {
             cutover: None,
             released: None,
             ended_repair: None,
+            audited: None,
             extra: Map::new(),
         }
     }
