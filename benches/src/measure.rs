@@ -310,6 +310,7 @@ fn start(tables: &Tables) -> Start {
         under_load: false,
         owner: "local:bench".to_owned(),
         adopt_foreign_barrier: false,
+        seen: None,
     }
 }
 

@@ -27,6 +27,10 @@ pub const ALL: &[&str] = &[
     "verify-done",
     "marker-published",
     "barrier-released",
+    "epoch-cancelled",
+    "takeover-begun",
+    "taken-over",
+    "audit-stamped",
     // catalog
     "catalog-stamped",
     "catalog-checkpointed",

@@ -72,6 +72,7 @@ async fn layout(args: &DemoArgs, output: &Output) -> Result<()> {
         under_load: true,
         owner: "local:demo".to_owned(),
         adopt_foreign_barrier: false,
+        seen: None,
     };
     let finished = run.finalize(&start, &Evidence::Acknowledged(true)).await?;
     let after = refresh_cost(&tables, Authority::V2).await?;

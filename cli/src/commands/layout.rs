@@ -14,6 +14,7 @@ mod status;
 use clap::Subcommand;
 use metashift::layout::Tables;
 use metashift::layout::cutover;
+use metashift::layout::generation::{Leftovers, no_plan};
 use metashift::layout::plan::refused;
 use metashift::layout::records::plan::{Plan, State};
 use metashift::layout::records::segment::MismatchKind;
@@ -74,8 +75,20 @@ async fn release_expired(tables: &Tables, output: &Output) -> Result<()> {
     Ok(())
 }
 
-/// The refusal of a command that is for after the marker.
-pub(crate) fn before_marker(plan: &Plan) -> Error {
+/// The plan of a table whose marker is published; else the refusal of a command that is for after the marker.
+async fn final_plan(tables: &Tables) -> Result<Plan> {
+    let (left, plan) = Leftovers::load_with_plan(tables).await?;
+    match plan {
+        Some(plan) if plan.state == State::Final => Ok(plan),
+        plan if left.marker => {
+            Err(left.blockers(plan.as_ref(), true, true).into_iter().next().unwrap_or_else(no_plan))
+        }
+        Some(plan) => Err(before_marker(&plan)),
+        None => Err(no_plan()),
+    }
+}
+
+fn before_marker(plan: &Plan) -> Error {
     if plan.state == State::Open {
         return Error::new(
             ErrorKind::PlanMismatch,

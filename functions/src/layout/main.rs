@@ -53,7 +53,7 @@ async fn step(context: &Context, raw: Value, deadline_millis: u64) -> Result<Ste
         "install-barrier" => install_barrier::run(context, raw).await,
         "publish-marker" => publish_marker::run(context, raw).await,
         "release-barrier" => release_barrier::run(context, raw).await,
-        "verify-prefix-reads" => verify_prefix_reads::run(context, raw).await,
+        "verify-prefix-reads" => verify_prefix_reads::run(context, raw, &budget).await,
         other => {
             Err(Error::new(ErrorKind::InvalidInput, format!("METASHIFT_STEP is {other:?}, which is no step"))
                 .next("deploy the template as it is"))

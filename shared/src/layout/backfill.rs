@@ -52,7 +52,7 @@ pub async fn backfill_page(
     budget: Budget,
 ) -> Result<StepOutput> {
     let mut walker =
-        Walker::load(tables, Walk::Backfill { generation }, input, budget, Origin::Exists).await?;
+        Walker::load(&tables.metered(), Walk::Backfill { generation }, input, budget, Origin::Exists).await?;
     walker.group_keys = MOST_GROUP_KEYS;
     let visitor = Backfill { generation };
     let status = if walker.segment().state == State::Done {

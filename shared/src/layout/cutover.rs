@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use super::family::ROOT;
 use super::generation::{self, Leftovers, backfill_segments, load_plan, no_plan};
 use super::outcome::Reason;
-use super::plan::{self, Beside, check_deadline, cutover_of, transition};
+use super::plan::{self, Beside, Seen, check_deadline, cutover_of, transition};
 use super::records::plan::{Cutover, OnFailure, Plan, State};
 use super::records::segment::{Segment, State as SegmentState, Walk};
 use super::records::{BARRIER_KEY, Stored};
@@ -17,6 +17,7 @@ use super::transaction::Side;
 use super::verify::{self, Summary};
 use crate::crash;
 use crate::environment::elapsed;
+use crate::step::Budget;
 use crate::{Error, ErrorKind, Result};
 
 /// How long a cutover may take where the input does not say.
@@ -48,6 +49,8 @@ pub struct Start {
     pub owner: String,
     /// Takes over a barrier that another migrator left.
     pub adopt_foreign_barrier: bool,
+    /// The plan as the run saw it when it copied and compared; `None` begins on any plan.
+    pub seen: Option<Seen>,
 }
 
 /// A cutover that holds the barrier, or found the work done.
@@ -61,8 +64,9 @@ pub enum Installed {
 
 /// Open → finalizing with a fresh epoch, and the barrier. The same epoch again is a no-op.
 ///
-/// `BlockedByRejects`, `BlockedByDivergence`, `PlanMismatch` (backfill is not done), `Superseded` (another cutover),
-/// `ForeignLeftovers`, `Contended` after 60 seconds against busy writers with nothing changed.
+/// `BlockedByRejects`, `BlockedByDivergence`, `PlanMismatch` (backfill is not done), `Superseded` (another cutover, or the
+/// plan is not as the run saw it), `InvalidInput` (the epoch has ended), `ForeignLeftovers`, `Contended` after 60 seconds
+/// against busy writers with nothing changed.
 pub async fn install_barrier(tables: &Tables, start: &Start) -> Result<Installed> {
     check_start(start)?;
     let tables = tables.patient(BARRIER_PATIENCE);
@@ -74,9 +78,19 @@ pub async fn install_barrier(tables: &Tables, start: &Start) -> Result<Installed
             State::Final => return Ok(Installed::Published),
             State::Finalizing => return Ok(Installed::Held(cutover_of(plan, &start.epoch)?.clone())),
             State::Open => {}
-            State::Opening | State::Closing | State::Repairing => {
+            State::Opening | State::Closing | State::Repairing | State::Takeover => {
                 return Err(plan::refused(plan, State::Open));
             }
+        }
+        // A cursor that came back says that the migrator that was declared dead is alive.
+        if Leftovers::load(&tables).await?.foreign_cursor.is_some() {
+            return Err(Error::new(
+                ErrorKind::ForeignLeftovers,
+                "another migrator's cursor is here, so that migrator may be alive",
+            )
+            .next(
+                "stop that migrator; then metashift layout run --discard-foreign-cursor removes its cursor",
+            ));
         }
         check_ready(&tables, plan).await?;
         check_fresh(&tables, plan, &start.epoch).await?;
@@ -92,6 +106,7 @@ pub async fn install_barrier(tables: &Tables, start: &Start) -> Result<Installed
                 digest_key: tables.environment().id(),
                 verified: None,
             },
+            start.seen,
         )?;
         let beside = if start.adopt_foreign_barrier { Beside::AdoptBarrier } else { Beside::TakeBarrier };
         let sent = tables
@@ -101,9 +116,9 @@ pub async fn install_barrier(tables: &Tables, start: &Start) -> Result<Installed
             Ok(()) => crash::reach("barrier-installed").await,
             Err(reasons) => {
                 let failed = |index: usize| matches!(reasons.get(index), Some(Reason::ConditionFailed(_)));
-                // Plan first: whoever changed it is read in the next turn.
+                // Plan first: its new state is read in the next turn.
                 if !failed(0) && failed(2) {
-                    generation::check_leftovers(&tables, false, true).await?;
+                    generation::follow_marker(&tables, false).await?;
                 } else if !failed(0) && failed(1) && start.adopt_foreign_barrier {
                     return Err(Error::new(
                         ErrorKind::ForeignLeftovers,
@@ -111,11 +126,8 @@ pub async fn install_barrier(tables: &Tables, start: &Start) -> Result<Installed
                     )
                     .next("find out who wrote it; change nothing by hand"));
                 } else if !failed(0) && failed(1) {
-                    return Err(Error::new(
-                        ErrorKind::ForeignLeftovers,
-                        "a write barrier stands that no plan of ours knows: another migrator's finalization",
-                    )
-                    .next("make sure that migrator is dead, then finalize with --adopt-foreign-barrier"));
+                    return Err(Error::new(ErrorKind::ForeignLeftovers, generation::FOREIGN_BARRIER)
+                        .next(generation::REMOVE_FOREIGN_BARRIER));
                 }
             }
         }
@@ -265,7 +277,7 @@ pub async fn publish_marker(tables: &Tables, epoch: &str) -> Result<Published> {
 
 /// What the verification of an epoch says.
 pub async fn summary_of(tables: &Tables, plan: &Plan, epoch: &str) -> Result<Summary> {
-    Summary::load(tables, plan.segments, |side| Walk::Verify { epoch: epoch.to_owned(), side }).await
+    Summary::load(tables, plan, |side| Walk::Verify { epoch: epoch.to_owned(), side }).await
 }
 
 /// Why a barrier is to be released.
@@ -297,9 +309,21 @@ pub enum Released {
 }
 
 /// Takes the barrier away, before the marker; `epoch` names the cutover, `None` whichever holds it.
+///
+/// An epoch that does not hold the barrier is taken out of use, so that a request to install it that arrives late begins no
+/// cutover that nothing watches.
 pub async fn release_barrier(tables: &Tables, epoch: Option<&str>, why: Why) -> Result<Released> {
     let tables = tables.patient(BARRIER_PATIENCE);
     loop {
+        match generation::follow_marker(&tables, false).await {
+            Ok(false) => {}
+            Ok(true) => return Ok(Released::Published),
+            // The marker decides, whatever layout and companion this call names.
+            Err(error) if matches!(error.kind(), ErrorKind::LayoutMismatch | ErrorKind::PlanMismatch) => {
+                return Ok(Released::Published);
+            }
+            Err(error) => return Err(error),
+        }
         let Some(stored) = load_plan(&tables).await? else {
             return Ok(Released::NotHeld);
         };
@@ -307,12 +331,18 @@ pub async fn release_barrier(tables: &Tables, epoch: Option<&str>, why: Why) -> 
         match plan.state {
             State::Final => return Ok(Released::Published),
             State::Finalizing => {}
+            // The marker was not there, and the takeover rests on it: the next look finds it.
+            State::Takeover => continue,
             State::Opening | State::Open | State::Closing | State::Repairing => {
-                return Ok(if Leftovers::load(&tables).await?.marker {
-                    Released::Published
-                } else {
-                    Released::NotHeld
-                });
+                let Some(next) = epoch.and_then(|epoch| plan::cancel_epoch(plan, epoch)) else {
+                    return Ok(Released::NotHeld);
+                };
+                let transaction = transition(Some(&stored.bytes), &next, Beside::NoMarker)?;
+                if tables.transact(&transaction, &tables.environment().id()).await?.is_ok() {
+                    crash::reach("epoch-cancelled").await;
+                    return Ok(Released::NotHeld);
+                }
+                continue;
             }
         }
         let Some(cutover) =
@@ -336,10 +366,7 @@ pub async fn release_barrier(tables: &Tables, epoch: Option<&str>, why: Why) -> 
             return Ok(Released::Released(cutover));
         };
         let failed = |index: usize| matches!(reasons.get(index), Some(Reason::ConditionFailed(_)));
-        if !failed(0) && failed(2) {
-            return Ok(Released::Published);
-        }
-        if !failed(0) && failed(1) {
+        if !failed(0) && !failed(2) && failed(1) {
             return self_heal(&tables, &stored, &next, cutover).await;
         }
     }
@@ -448,22 +475,45 @@ pub struct FamilyRead {
     pub whole: bool,
 }
 
-/// Reads each family by its prefix as a v2-only node does, and counts. Fails if any read scanned v1.
+/// The first reads of the new layout, as far as one call's budget goes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PrefixReads {
+    /// Families read by this call, in order.
+    pub families: Vec<FamilyRead>,
+    /// The family to go on after; `None` once every family is read.
+    pub after: Option<String>,
+}
+
+/// Families that one call reads at most; its result lists them all, in less than 32 KB.
+pub const MAX_FAMILIES_READ: usize = 50;
+
+/// Reads the families behind `after` by their prefixes, from v2 alone, and counts. Fails if any read scanned v1.
 ///
-/// Writers may be at work again, so that counts may have moved on.
-pub async fn verify_prefix_reads(tables: &Tables) -> Result<Vec<FamilyRead>> {
+/// Stops after [`MAX_FAMILIES_READ`] families or when the budget is spent, and says where to go on. Writers may be at work
+/// again, so that counts may have moved on. A table that was taken over has no verification: nothing is read.
+pub async fn verify_prefix_reads(
+    tables: &Tables,
+    after: Option<&str>,
+    budget: &Budget,
+) -> Result<PrefixReads> {
     let tables = tables.metered();
     let stored = load_plan(&tables).await?.ok_or_else(no_plan)?;
-    let Some(cutover) = stored.record.cutover.as_ref().filter(|_| verify::is_final(&stored.record)) else {
+    if !verify::is_final(&stored.record) {
         return Err(plan::refused(&stored.record, State::Final));
-    };
+    }
+    let Some(cutover) = &stored.record.cutover else { return Ok(PrefixReads::default()) };
     let summary = summary_of(&tables, &stored.record, &cutover.epoch).await?;
+    // A dual node reads v2 alone once it has seen the marker, as a v2-only node does.
     let store = MetaStore::open(tables.clone(), Mode::Dual).await?;
-    let mut reads = Vec::new();
+    let mut reads = PrefixReads::default();
     for (family, verified) in &summary.families {
         // Keys without a / have no prefix to be read by; the rest of a long tail is counted together.
-        if family.is_empty() || family == ROOT {
+        if family.is_empty() || family == ROOT || after.is_some_and(|after| family.as_str() <= after) {
             continue;
+        }
+        if reads.families.len() == MAX_FAMILIES_READ || (budget.is_spent() && !reads.families.is_empty()) {
+            reads.after = reads.families.last().map(|last: &FamilyRead| last.family.clone());
+            break;
         }
         let prefix = format!("{family}/");
         let whole = *verified <= WHOLE_FAMILY;
@@ -473,7 +523,7 @@ pub async fn verify_prefix_reads(tables: &Tables) -> Result<Vec<FamilyRead>> {
             let page = store.prefix_page(&prefix, 1000, None).await?;
             page.entries.len() as u64
         };
-        reads.push(FamilyRead { family: family.clone(), verified: *verified, read, whole });
+        reads.families.push(FamilyRead { family: family.clone(), verified: *verified, read, whole });
     }
     if store.usage().requests.contains_key("Scan v1") {
         return Err(Error::new(ErrorKind::Internal, "a prefix read of the new layout scanned the old table"));

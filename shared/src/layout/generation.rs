@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use super::outcome::Reason;
 use super::plan::{self, Beside, transition};
-use super::records::plan::{KEY as PLAN_KEY, MOST_SEGMENTS, Plan, State};
+use super::records::plan::{KEY as PLAN_KEY, MOST_SEGMENTS, Plan, State, VERSION};
 use super::records::segment::{Segment, State as SegmentState, Walk};
 use super::records::{self, BARRIER_KEY, FOREIGN_CURSOR_KEY, MARKER_KEY, MARKER_VALUE, Stored};
 use super::tables::Tables;
@@ -14,6 +14,13 @@ use super::transaction::{Action, Role, Side, Transaction, Write};
 use super::{transaction::Condition, walk::superseded};
 use crate::crash;
 use crate::{Error, ErrorKind, Result};
+
+/// What to do about a barrier of another migrator that is in the way.
+pub const REMOVE_FOREIGN_BARRIER: &str = "make sure that migrator is dead; metashift layout abort --adopt-foreign-barrier removes \
+     its barrier, and metashift layout run --finalize --adopt-foreign-barrier keeps it for a cutover of its own";
+
+/// A barrier that is in the way.
+pub const FOREIGN_BARRIER: &str = "a write barrier installed by another migrator is in place";
 
 /// Records created in one transaction.
 const CREATED_AT_ONCE: usize = 50;
@@ -53,7 +60,10 @@ pub fn check_plan(plan: &Plan, tables: &Tables) -> Result<()> {
             ErrorKind::LayoutMismatch,
             format!("the plan was made with layout {planned}, this run has {own}"),
         )
-        .next("pass the same --layout file as the run that made the plan"));
+        .next(
+            "pass the same --layout file as the run that made the plan; if that one was wrong, start again from the first \
+             item with --new-generation",
+        ));
     }
     let named = tables.name(Side::V2);
     match &plan.companion {
@@ -61,7 +71,10 @@ pub fn check_plan(plan: &Plan, tables: &Tables) -> Result<()> {
             ErrorKind::PlanMismatch,
             format!("the plan copies to {companion}, this run names {named}"),
         )
-        .next(format!("pass --companion {companion}, or leave it out where that is the default"))),
+        .next(format!(
+            "pass --companion {companion}, or leave it out if that is the default; if that one was wrong, start again \
+             from the first item with --new-generation"
+        ))),
         _ => Ok(()),
     }
 }
@@ -123,17 +136,13 @@ impl Leftovers {
                     ErrorKind::AlreadyFinalized,
                     "the marker was published by another migrator: the prefix layout is the authority",
                 )
-                .next("nothing is left to migrate; restart pods so that they read it"),
+                .next("metashift layout run --local takes the table over; then restart pods so that they read v2"),
             );
         }
-        if self.has_foreign_barrier(plan) && !adopt_barrier {
-            blockers.push(
-                Error::new(
-                    ErrorKind::ForeignLeftovers,
-                    "a write barrier stands that no plan of ours knows: another migrator's finalization",
-                )
-                .next("make sure that migrator is dead, then finalize with --adopt-foreign-barrier"),
-            );
+        // After the marker the barrier stays, whichever migrator put it.
+        if self.has_foreign_barrier(plan) && !self.marker && !adopt_barrier {
+            blockers
+                .push(Error::new(ErrorKind::ForeignLeftovers, FOREIGN_BARRIER).next(REMOVE_FOREIGN_BARRIER));
         }
         if let Some(cursor) = &self.foreign_cursor
             && !discard_cursor
@@ -143,7 +152,7 @@ impl Leftovers {
                     ErrorKind::ForeignLeftovers,
                     format!("another migrator's cursor is here, at {:?}", String::from_utf8_lossy(cursor)),
                 )
-                .next("make sure that migrator is dead, then run with --discard-foreign-cursor"),
+                .next("make sure that migrator is dead; then metashift layout run --discard-foreign-cursor removes its cursor"),
             );
         }
         blockers
@@ -165,7 +174,9 @@ pub async fn check_leftovers(tables: &Tables, discard_cursor: bool, adopt_barrie
                 ErrorKind::ForeignLeftovers,
                 "another migrator's cursor moved: it is alive",
             )
-            .next("stop that migrator, then run again"));
+            .next(
+                "stop that migrator; then metashift layout run --discard-foreign-cursor removes its cursor",
+            ));
         }
     }
     Ok(())
@@ -184,10 +195,11 @@ pub struct PlanWish {
     pub new_generation: bool,
 }
 
-/// Makes the plan, or goes on with the one that is there, until it is open, or in a state that is not backfill's:
-/// repairing, finalizing, final.
+/// Makes the plan, or advances the existing one, until it is open, or in a state that is not backfill's: repairing,
+/// finalizing, final.
 ///
-/// `LayoutMismatch` for another layout, `PlanMismatch` for another number of segments without a new generation.
+/// `LayoutMismatch` for another layout, `PlanMismatch` for another companion or another number of segments, each without a
+/// new generation.
 pub async fn open_plan(tables: &Tables, wish: PlanWish) -> Result<Stored<Plan>> {
     if let Some(segments) = wish.segments {
         check_segments(segments)?;
@@ -197,36 +209,49 @@ pub async fn open_plan(tables: &Tables, wish: PlanWish) -> Result<Stored<Plan>> 
         let Some(stored) = load_plan(tables).await? else {
             let segments = wish.segments.unwrap_or(DEFAULT_SEGMENTS);
             check_segments(segments)?;
-            let first = Plan {
-                companion: Some(tables.name(Side::V2).to_owned()),
-                ..Plan::first(tables.layout().fingerprint(), segments)
-            };
-            move_plan(tables, None, &first, Beside::Nothing).await?;
+            move_plan(tables, None, &first_plan(tables, segments), Beside::NoMarker).await?;
             crash::reach("plan-opening").await;
             advanced = true;
             continue;
         };
-        check_plan(&stored.record, tables)?;
         let plan = &stored.record;
+        let differs = check_plan(plan, tables);
+        // A new generation may have another layout and another companion; the plan's own may be a slip.
+        if !wish.new_generation {
+            differs.clone()?;
+        }
         match plan.state {
             State::Opening => {
-                let walk = Walk::Backfill { generation: plan.generation };
-                create_records(tables, &walk, plan.segments).await?;
+                create_records(tables, &Walk::Backfill { generation: plan.generation }, plan).await?;
                 move_plan(tables, Some(&stored.bytes), &plan::opened(plan)?, Beside::Nothing).await?;
                 crash::reach("plan-open").await;
                 advanced = true;
             }
             State::Closing => {
-                close_records(tables, &Walk::Backfill { generation: plan.generation }, plan.segments).await?;
-                let next = plan::next_generation(plan, wish.segments.unwrap_or(plan.segments))?;
+                close_records(tables, &Walk::Backfill { generation: plan.generation }, plan).await?;
+                let chosen = plan::Generation {
+                    segments: wish.segments.unwrap_or(plan.segments),
+                    layout: tables.layout().fingerprint(),
+                    companion: tables.name(Side::V2).to_owned(),
+                };
+                let next = plan::next_generation(plan, chosen)?;
                 move_plan(tables, Some(&stored.bytes), &next, Beside::Nothing).await?;
                 crash::reach("plan-opening").await;
                 advanced = true;
             }
-            State::Open if wish.new_generation && !advanced => {
+            State::Takeover => finish_takeover(tables, &stored).await?,
+            State::Repairing if wish.new_generation && differs.is_err() => {
+                // No repair with the right layout can finish one that began with a wrong one.
+                finish_repair(tables, plan.repair_run.as_deref().unwrap_or_default()).await?;
+            }
+            State::Open if wish.new_generation && (!advanced || differs.is_err()) => {
                 let next = plan::close_generation(plan)?;
                 move_plan(tables, Some(&stored.bytes), &next, Beside::NotFinalizing).await?;
                 crash::reach("plan-closing").await;
+            }
+            State::Open if plan.version < VERSION => {
+                move_plan(tables, Some(&stored.bytes), &plan::upgraded(plan)?, Beside::NoMarker).await?;
+                crash::reach("plan-open").await;
             }
             State::Open | State::Repairing | State::Finalizing | State::Final => {
                 if wish.new_generation && plan.state != State::Open {
@@ -234,6 +259,7 @@ pub async fn open_plan(tables: &Tables, wish: PlanWish) -> Result<Stored<Plan>> 
                 }
                 if let Some(segments) = wish.segments
                     && segments != plan.segments
+                    && plan.state != State::Final
                 {
                     return Err(Error::new(
                         ErrorKind::PlanMismatch,
@@ -247,32 +273,159 @@ pub async fn open_plan(tables: &Tables, wish: PlanWish) -> Result<Stored<Plan>> 
     }
 }
 
-/// Moves the plan; losing to somebody else is no error, the caller reads it again.
+fn first_plan(tables: &Tables, segments: u32) -> Plan {
+    Plan {
+        companion: Some(tables.name(Side::V2).to_owned()),
+        ..Plan::first(tables.layout().fingerprint(), segments)
+    }
+}
+
+/// Brings the plan to final where another migrator published the marker; true where the plan is final now.
+///
+/// The marker is the truth, whichever migrator put it. Workers of this plan that are still alive would revive or overwrite
+/// what v2-only nodes do from then on, so every record that they write on is closed first.
+///
+/// `LayoutMismatch` or `PlanMismatch` where the plan is of another layout or companion, unless `replace` is set.
+pub async fn follow_marker(tables: &Tables, replace: bool) -> Result<bool> {
+    loop {
+        // The marker first: where this software published it, the plan that is read after it is final.
+        if !Leftovers::load(tables).await?.marker {
+            return Ok(false);
+        }
+        let (read, next) = match load_plan(tables).await? {
+            None => (None, plan::take_over(&first_plan(tables, DEFAULT_SEGMENTS))?),
+            Some(stored) => match stored.record.state {
+                State::Final => return Ok(true),
+                State::Takeover => {
+                    finish_takeover(tables, &stored).await?;
+                    continue;
+                }
+                _ => {
+                    let mut next = plan::take_over(&stored.record)?;
+                    if replace {
+                        next.layout = tables.layout().fingerprint();
+                        next.companion = Some(tables.name(Side::V2).to_owned());
+                    } else {
+                        check_plan(&stored.record, tables)?;
+                    }
+                    (Some(stored.bytes), next)
+                }
+            },
+        };
+        move_plan(tables, read.as_deref(), &next, Beside::FollowMarker).await?;
+        crash::reach("takeover-begun").await;
+    }
+}
+
+/// Takeover → final: closes the records of the generation and of an unfinished repair, then moves the plan.
+async fn finish_takeover(tables: &Tables, stored: &Stored<Plan>) -> Result<()> {
+    let plan = &stored.record;
+    close_records(tables, &Walk::Backfill { generation: plan.generation }, plan).await?;
+    if let Some(run) = &plan.repair_run {
+        for side in [Side::V1, Side::V2] {
+            close_records(tables, &Walk::Repair { run: run.clone(), side }, plan).await?;
+        }
+    }
+    let next = plan::taken_over(plan, tables.environment().now())?;
+    move_plan(tables, Some(&stored.bytes), &next, Beside::FollowMarker).await?;
+    crash::reach("taken-over").await;
+    Ok(())
+}
+
+/// Removes the barrier of another migrator that is known to be dead; false where there is none, or where it is this plan's.
+///
+/// The plan and the absence of the marker are checked in the same transaction. `ForeignLeftovers` for a barrier of an
+/// unknown value.
+pub async fn remove_foreign_barrier(tables: &Tables) -> Result<bool> {
+    loop {
+        let stored = load_plan(tables).await?;
+        let left = Leftovers::load(tables).await?;
+        if left.marker || !left.has_foreign_barrier(stored.as_ref().map(|stored| &stored.record)) {
+            return Ok(false);
+        }
+        let transaction = match &stored {
+            Some(stored) => transition(Some(&stored.bytes), &stored.record, Beside::ReleaseBarrier)?,
+            None => {
+                let plan = Action::v1(PLAN_KEY, Write::Check, Condition::Absent, Role::Record);
+                let mut release =
+                    transition(None, &first_plan(tables, DEFAULT_SEGMENTS), Beside::ReleaseBarrier)?;
+                release.actions.splice(..1, [plan]);
+                release
+            }
+        };
+        match tables.transact(&transaction, &tables.environment().id()).await? {
+            Ok(()) => return Ok(true),
+            Err(reasons) => {
+                let failed = |index: usize| matches!(reasons.get(index), Some(Reason::ConditionFailed(_)));
+                if !failed(0) && !failed(2) && Leftovers::load(tables).await?.barrier {
+                    return Err(Error::new(
+                        ErrorKind::ForeignLeftovers,
+                        "the write barrier has an unknown value",
+                    )
+                    .next("find out which process wrote it; change nothing by hand"));
+                }
+            }
+        }
+    }
+}
+
+/// Records in the plan that a comparison after the marker found no difference; false where it is not complete and clean.
+///
+/// Only a comparison that began after the marker counts. An earlier stamp is kept.
+pub async fn stamp_audit(tables: &Tables, run: &str) -> Result<bool> {
+    loop {
+        let stored = load_plan(tables).await?.ok_or_else(no_plan)?;
+        let plan = &stored.record;
+        if plan.state != State::Final {
+            return Err(plan::refused(plan, State::Final));
+        }
+        let summary = super::status::rehearsal(tables, plan, run).await?;
+        if !(summary.is_complete() && summary.mismatched == 0 && summary.after_marker) {
+            return Ok(false);
+        }
+        if plan.audited.is_some() {
+            return Ok(true);
+        }
+        let next = plan::audited(plan, tables.environment().now(), run)?;
+        move_plan(tables, Some(&stored.bytes), &next, Beside::Nothing).await?;
+        crash::reach("audit-stamped").await;
+    }
+}
+
+/// Moves the plan; losing to another process is no error, the caller reads it again.
 async fn move_plan(tables: &Tables, read: Option<&[u8]>, next: &Plan, beside: Beside) -> Result<()> {
     let sent = tables.transact(&transition(read, next, beside)?, &tables.environment().id()).await?;
     let Err(reasons) = sent else { return Ok(()) };
     let failed = |index: usize| matches!(reasons.get(index), Some(Reason::ConditionFailed(_)));
-    // Plan untouched and yet refused: barrier or marker stand in the way.
-    if !failed(0) && (failed(1) || failed(2)) {
-        let what = if failed(2) { "the marker is published" } else { "a write barrier stands" };
-        let kind = if failed(2) { ErrorKind::AlreadyFinalized } else { ErrorKind::ForeignLeftovers };
-        return Err(
-            Error::new(kind, format!("the plan cannot change: {what}")).next("see metashift layout status")
-        );
+    // Plan untouched and yet refused: barrier or marker are in the way.
+    let (barrier, marker) = match beside {
+        Beside::NoMarker => (false, failed(1)),
+        // The marker never goes: the barrier has a value that is not known.
+        Beside::FollowMarker => (failed(1), false),
+        _ => (failed(1), failed(2)),
+    };
+    if failed(0) || !(barrier || marker) {
+        return Ok(());
     }
-    Ok(())
+    Err(if marker {
+        Error::new(ErrorKind::AlreadyFinalized, "the plan cannot change: the marker is published")
+            .next("metashift layout run --local takes the table over")
+    } else {
+        Error::new(ErrorKind::ForeignLeftovers, "the plan cannot change: a write barrier is in place")
+            .next(REMOVE_FOREIGN_BARRIER)
+    })
 }
 
 /// Creates each segment record of a walk that is not there, as open.
-async fn create_records(tables: &Tables, walk: &Walk, segments: u32) -> Result<()> {
-    let keys: Vec<_> = (0..segments).map(|segment| walk.key(segment)).collect();
+async fn create_records(tables: &Tables, walk: &Walk, plan: &Plan) -> Result<()> {
+    let keys: Vec<_> = (0..plan.segments).map(|segment| walk.key(segment)).collect();
     loop {
         let there: HashMap<String, Stored<Segment>> = tables.load_many(&keys).await?;
         let missing: Vec<_> = keys.iter().filter(|key| !there.contains_key(*key)).collect();
         if missing.is_empty() {
             return Ok(());
         }
-        let open = records::encode(&Segment::default())?;
+        let open = records::encode(&Segment::of_walk(plan.segments, Some(plan.generation)))?;
         for keys in missing.chunks(CREATED_AT_ONCE) {
             let actions = keys.iter().map(|key| Action::record(key, None, Write::Put(open.clone())));
             let transaction = Transaction { actions: actions.collect() };
@@ -284,9 +437,9 @@ async fn create_records(tables: &Tables, walk: &Walk, segments: u32) -> Result<(
 }
 
 /// Puts each segment record of a walk as closed, on its exact value.
-async fn close_records(tables: &Tables, walk: &Walk, segments: u32) -> Result<()> {
-    create_records(tables, walk, segments).await?;
-    for segment in 0..segments {
+async fn close_records(tables: &Tables, walk: &Walk, plan: &Plan) -> Result<()> {
+    create_records(tables, walk, plan).await?;
+    for segment in 0..plan.segments {
         let key = walk.key(segment);
         let mut attempts = 0;
         loop {
@@ -323,7 +476,7 @@ pub async fn begin_repair(tables: &Tables, run: &str) -> Result<(String, u32)> {
             let run = stored.record.repair_run.clone().unwrap_or_default();
             for side in [Side::V1, Side::V2] {
                 let walk = Walk::Repair { run: run.clone(), side };
-                create_records(tables, &walk, stored.record.segments).await?;
+                create_records(tables, &walk, &stored.record).await?;
             }
             return Ok((run, stored.record.segments));
         }
@@ -360,7 +513,7 @@ pub async fn finish_repair(tables: &Tables, run: &str) -> Result<()> {
         let next = plan::end_repair(&stored.record, run)?;
         for side in [Side::V1, Side::V2] {
             let walk = Walk::Repair { run: run.to_owned(), side };
-            close_records(tables, &walk, stored.record.segments).await?;
+            close_records(tables, &walk, &stored.record).await?;
         }
         move_plan(tables, Some(&stored.bytes), &next, Beside::Nothing).await?;
         crash::reach("repair-closed").await;

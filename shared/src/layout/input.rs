@@ -265,6 +265,12 @@ inputs! {
         /// Takes over another migrator's barrier.
         #[serde(default)]
         adopt_foreign_barrier: bool,
+        /// The plan's generation, as preflight answered it: what was copied and compared.
+        #[serde(default)]
+        generation: Option<u64>,
+        /// The plan's number of cutovers, as preflight answered it.
+        #[serde(default)]
+        cutovers: Option<u64>,
     }
     /// `publish-marker`.
     PublishMarkerInput {
@@ -280,7 +286,11 @@ inputs! {
         reason: Reason,
     }
     /// `verify-prefix-reads`.
-    VerifyPrefixReadsInput {}
+    VerifyPrefixReadsInput {
+        /// The family to go on after; `None` at the start.
+        #[serde(default)]
+        after: Option<String>,
+    }
 }
 
 /// The event that Step Functions sends when an execution has ended, as an input of `release-barrier`.

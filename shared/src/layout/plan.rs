@@ -9,7 +9,7 @@
 
 use jiff::Timestamp;
 
-use super::records::plan::{Cutover, Plan, State};
+use super::records::plan::{Audited, Cutover, MAX_ENDED_EPOCHS, Plan, State, VERSION};
 use super::records::{self, BARRIER_KEY, BARRIER_VALUE, MARKER_KEY, MARKER_VALUE, plan};
 use super::transaction::{Action, Condition, Role, Transaction, Write};
 use crate::{Error, ErrorKind, Result};
@@ -19,6 +19,8 @@ use crate::{Error, ErrorKind, Result};
 pub enum Beside {
     /// Nothing.
     Nothing,
+    /// Checks that the marker is absent.
+    NoMarker,
     /// Checks that neither barrier nor marker is there.
     NotFinalizing,
     /// Puts the barrier where there is none, and checks that the marker is absent.
@@ -29,6 +31,8 @@ pub enum Beside {
     ReleaseBarrier,
     /// Checks that the barrier is held and puts the marker.
     PublishMarker,
+    /// Checks that the marker is there, and puts the barrier where it is absent or ours.
+    FollowMarker,
 }
 
 /// The transaction of a transition: the plan from what was read to `next`, and what goes beside it.
@@ -41,6 +45,7 @@ pub fn transition(read: Option<&[u8]>, next: &Plan, beside: Beside) -> Result<Tr
     let mut actions = vec![Action::record(plan::KEY, read, Write::Put(records::encode(next)?))];
     match beside {
         Beside::Nothing => {}
+        Beside::NoMarker => actions.push(no_marker()),
         Beside::NotFinalizing => actions.extend([barrier(Write::Check, Condition::Absent), no_marker()]),
         Beside::TakeBarrier => actions.extend([barrier(put_barrier(), Condition::Absent), no_marker()]),
         Beside::AdoptBarrier => {
@@ -48,6 +53,10 @@ pub fn transition(read: Option<&[u8]>, next: &Plan, beside: Beside) -> Result<Tr
             actions.extend([barrier(put_barrier(), condition), no_marker()]);
         }
         Beside::ReleaseBarrier => actions.extend([barrier(Write::Delete, held), no_marker()]),
+        Beside::FollowMarker => actions.extend([
+            barrier(put_barrier(), Condition::AbsentOrEquals(BARRIER_VALUE.to_vec())),
+            Action::v1(MARKER_KEY, Write::Check, Condition::Equals(MARKER_VALUE.to_vec()), Role::Record),
+        ]),
         Beside::PublishMarker => actions.extend([
             barrier(Write::Check, held),
             Action::v1(
@@ -71,13 +80,80 @@ pub fn close_generation(plan: &Plan) -> Result<Plan> {
     from(plan, State::Open, |next| next.state = State::Closing)
 }
 
+/// What a generation may choose anew.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Generation {
+    /// Segments of every walk: 1 to 256.
+    pub segments: u32,
+    /// Fingerprint of the layout.
+    pub layout: String,
+    /// Name of the companion table.
+    pub companion: String,
+}
+
 /// Closing → opening the next generation, once every segment record of the old one is closed.
-pub fn next_generation(plan: &Plan, segments: u32) -> Result<Plan> {
+pub fn next_generation(plan: &Plan, chosen: Generation) -> Result<Plan> {
     from(plan, State::Closing, |next| {
         next.state = State::Opening;
         next.generation += 1;
-        next.segments = segments;
+        next.segments = chosen.segments;
+        next.layout = chosen.layout;
+        next.companion = Some(chosen.companion);
     })
+}
+
+/// The same plan, open, in the version of this software.
+pub fn upgraded(plan: &Plan) -> Result<Plan> {
+    from(plan, State::Open, |_| ())
+}
+
+/// Any state but final → takeover, since another migrator published the marker. A cutover of this plan ends with it.
+pub fn take_over(plan: &Plan) -> Result<Plan> {
+    if plan.state == State::Final {
+        return Err(refused(plan, State::Takeover));
+    }
+    let mut next = plan.clone();
+    next.version = VERSION;
+    next.state = State::Takeover;
+    if let Some(cutover) = next.cutover.take() {
+        end_epoch(&mut next, &cutover.epoch);
+    }
+    Ok(next)
+}
+
+/// Takeover → final, once every record of a worker is closed.
+pub fn taken_over(plan: &Plan, now: Timestamp) -> Result<Plan> {
+    from(plan, State::Takeover, |next| {
+        next.state = State::Final;
+        next.taken_over_at = Some(now);
+        next.ended_repair = next.repair_run.take().or(next.ended_repair.take());
+    })
+}
+
+/// Final → final, with the first clean audit after the marker recorded.
+pub fn audited(plan: &Plan, at: Timestamp, run: &str) -> Result<Plan> {
+    from(plan, State::Final, |next| {
+        next.audited = next.audited.take().or_else(|| Some(Audited { at, run: run.to_owned() }));
+    })
+}
+
+/// Takes an epoch out of use before it began, so that a request to install its barrier that arrives late is refused.
+/// `None` where it is out of use already. The plan's state stays as it is.
+pub fn cancel_epoch(plan: &Plan, epoch: &str) -> Option<Plan> {
+    if plan.has_ended(epoch) || plan.version < VERSION {
+        return None;
+    }
+    let mut next = plan.clone();
+    next.cutovers += 1;
+    end_epoch(&mut next, epoch);
+    Some(next)
+}
+
+fn end_epoch(plan: &mut Plan, epoch: &str) {
+    plan.ended_epochs.retain(|ended| ended != epoch);
+    plan.ended_epochs.push(epoch.to_owned());
+    let surplus = plan.ended_epochs.len().saturating_sub(MAX_ENDED_EPOCHS);
+    plan.ended_epochs.drain(..surplus);
 }
 
 /// Open → repairing. An id is used once.
@@ -108,17 +184,53 @@ pub fn end_repair(plan: &Plan, run: &str) -> Result<Plan> {
     })
 }
 
-/// Open → finalizing(epoch). An epoch is used once.
-pub fn begin_cutover(plan: &Plan, cutover: Cutover) -> Result<Plan> {
-    if plan.released.as_deref() == Some(&cutover.epoch) {
+/// The plan as a run saw it before its cutover. A cutover begins only on a plan that has not moved on since.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seen {
+    /// The generation that the run copied and compared.
+    pub generation: u64,
+    /// The plan's number of cutovers.
+    pub cutovers: u64,
+}
+
+impl Seen {
+    /// What a run has to remember of a plan.
+    pub fn of(plan: &Plan) -> Self {
+        Self { generation: plan.generation, cutovers: plan.cutovers }
+    }
+}
+
+/// Open → finalizing(epoch). An epoch is used once, and only on the plan that its run saw.
+///
+/// `InvalidInput` for an epoch that ended, `Superseded` where another generation or another cutover began since.
+pub fn begin_cutover(plan: &Plan, cutover: Cutover, seen: Option<Seen>) -> Result<Plan> {
+    if plan.has_ended(&cutover.epoch) {
         return Err(Error::new(
             ErrorKind::InvalidInput,
-            format!("epoch {} was released; an epoch is used once", cutover.epoch),
+            format!("epoch {} was released or cancelled; an epoch is used once", cutover.epoch),
         )
         .next("start the cutover again with a fresh epoch"));
     }
+    let moved_on = |what: String| {
+        Err(Error::new(ErrorKind::Superseded, what).next(
+            "see metashift layout status; then run the cutover again, which copies and compares what is new",
+        ))
+    };
+    match seen {
+        Some(seen) if seen.generation != plan.generation => {
+            return moved_on(format!(
+                "another operator started generation {}; this run copied and compared generation {}",
+                plan.generation, seen.generation
+            ));
+        }
+        Some(seen) if seen.cutovers != plan.cutovers => {
+            return moved_on("another cutover began or was cancelled after this run started".to_owned());
+        }
+        _ => {}
+    }
     from(plan, State::Open, |next| {
         next.state = State::Finalizing;
+        next.cutovers += 1;
         next.cutover = Some(cutover);
     })
 }
@@ -129,6 +241,7 @@ pub fn release(plan: &Plan, epoch: &str) -> Result<Plan> {
     from(plan, State::Finalizing, |next| {
         next.state = State::Open;
         next.released = next.cutover.take().map(|cutover| cutover.epoch);
+        end_epoch(next, epoch);
     })
 }
 
@@ -171,6 +284,9 @@ fn from(plan: &Plan, state: State, change: impl FnOnce(&mut Plan)) -> Result<Pla
         return Err(refused(plan, state));
     }
     let mut next = plan.clone();
+    if state == State::Open {
+        next.version = VERSION;
+    }
     change(&mut next);
     Ok(next)
 }
@@ -204,6 +320,11 @@ pub fn refused(plan: &Plan, wanted: State) -> Error {
                 ),
             }
         }
+        State::Takeover => error(
+            ErrorKind::Superseded,
+            "another migrator published the marker, and the takeover of its table is not finished".to_owned(),
+            "finish it: metashift layout run",
+        ),
         State::Opening | State::Closing => error(
             ErrorKind::Superseded,
             format!("generation {} is being opened or closed", plan.generation),
@@ -230,8 +351,15 @@ pub fn refused(plan: &Plan, wanted: State) -> Error {
 mod tests {
     use super::*;
 
-    const ALL: [State; 6] =
-        [State::Opening, State::Open, State::Closing, State::Repairing, State::Finalizing, State::Final];
+    const ALL: [State; 7] = [
+        State::Opening,
+        State::Open,
+        State::Closing,
+        State::Repairing,
+        State::Finalizing,
+        State::Takeover,
+        State::Final,
+    ];
 
     fn cutover(epoch: &str) -> Cutover {
         Cutover {
@@ -256,15 +384,24 @@ mod tests {
 
     type Move = fn(&Plan) -> Result<Plan>;
 
+    fn chosen() -> Generation {
+        Generation { segments: 4, layout: "g".to_owned(), companion: "c".to_owned() }
+    }
+
     #[test]
     fn each_transition_leaves_only_its_own_state() {
-        let moves: [(&str, State, State, Move); 8] = [
+        let moves: [(&str, State, State, Move); 11] = [
             ("opened", State::Opening, State::Open, opened),
             ("close_generation", State::Open, State::Closing, close_generation),
-            ("next_generation", State::Closing, State::Opening, |plan| next_generation(plan, 4)),
+            ("next_generation", State::Closing, State::Opening, |plan| next_generation(plan, chosen())),
             ("begin_repair", State::Open, State::Repairing, |plan| begin_repair(plan, "r")),
             ("end_repair", State::Repairing, State::Open, |plan| end_repair(plan, "r")),
-            ("begin_cutover", State::Open, State::Finalizing, |plan| begin_cutover(plan, cutover("e2"))),
+            ("begin_cutover", State::Open, State::Finalizing, |plan| {
+                begin_cutover(plan, cutover("e2"), None)
+            }),
+            ("upgraded", State::Open, State::Open, upgraded),
+            ("taken_over", State::Takeover, State::Final, |plan| taken_over(plan, Timestamp::UNIX_EPOCH)),
+            ("audited", State::Final, State::Final, |plan| audited(plan, Timestamp::UNIX_EPOCH, "a")),
             ("release", State::Finalizing, State::Open, |plan| release(plan, "e")),
             ("finalize", State::Finalizing, State::Final, |plan| finalize(plan, "e", 7)),
         ];
@@ -304,8 +441,78 @@ mod tests {
     #[test]
     fn a_released_epoch_is_never_used_again() {
         let released = release(&in_state(State::Finalizing), "e").unwrap();
-        assert_eq!(begin_cutover(&released, cutover("e")).unwrap_err().kind(), ErrorKind::InvalidInput);
-        assert!(begin_cutover(&released, cutover("e2")).is_ok());
+        let begin = |plan: &Plan, epoch: &str| begin_cutover(plan, cutover(epoch), None);
+        assert_eq!(begin(&released, "e").unwrap_err().kind(), ErrorKind::InvalidInput);
+        // Nor after another one: e, released, e2, released, e.
+        let again = release(&begin(&released, "e2").unwrap(), "e2").unwrap();
+        assert_eq!(begin(&again, "e").unwrap_err().kind(), ErrorKind::InvalidInput);
+        assert!(begin(&again, "e3").is_ok());
+    }
+
+    #[test]
+    fn a_cutover_begins_only_on_the_plan_that_its_run_saw() {
+        let plan = in_state(State::Open);
+        let seen = Some(Seen::of(&plan));
+        let begin = |plan: &Plan, epoch: &str| begin_cutover(plan, cutover(epoch), seen);
+        let finalizing = begin(&plan, "e2").unwrap();
+        assert_eq!(finalizing.cutovers, 1);
+        // Its barrier went meanwhile, however long ago: the number says so after the name is forgotten.
+        let mut released = release(&finalizing, "e2").unwrap();
+        released.ended_epochs.clear();
+        released.released = None;
+        assert_eq!(begin(&released, "e2").unwrap_err().kind(), ErrorKind::Superseded);
+        // A run that failed before its barrier is cancelled, once.
+        let cancelled = cancel_epoch(&plan, "e2").unwrap();
+        assert_eq!(begin(&cancelled, "e2").unwrap_err().kind(), ErrorKind::InvalidInput);
+        assert_eq!(begin(&cancelled, "e3").unwrap_err().kind(), ErrorKind::Superseded);
+        assert_eq!(cancel_epoch(&cancelled, "e2"), None);
+        let next = Plan { generation: 1, ..plan };
+        assert_eq!(begin(&next, "e2").unwrap_err().kind(), ErrorKind::Superseded);
+    }
+
+    #[test]
+    fn the_ended_epochs_are_bounded_and_the_newest_are_kept() {
+        let mut plan = in_state(State::Open);
+        for n in 0..40 {
+            plan = cancel_epoch(&plan, &format!("e{n}")).unwrap();
+        }
+        assert_eq!(plan.ended_epochs.len(), MAX_ENDED_EPOCHS);
+        assert!(plan.has_ended("e39") && !plan.has_ended("e0"));
+        assert_eq!(plan.cutovers, 40);
+    }
+
+    #[test]
+    fn every_state_but_final_is_taken_over_and_its_cutover_ends() {
+        for state in ALL {
+            let taken = take_over(&in_state(state));
+            if state == State::Final {
+                assert_eq!(taken.unwrap_err().kind(), ErrorKind::AlreadyFinalized);
+                continue;
+            }
+            let taken = taken.unwrap();
+            assert_eq!((taken.state, taken.cutover.is_none()), (State::Takeover, true));
+            assert_eq!(taken.has_ended("e"), state == State::Finalizing);
+            let end = taken_over(&taken, Timestamp::UNIX_EPOCH).unwrap();
+            assert_eq!(end.taken_over_at, Some(Timestamp::UNIX_EPOCH));
+            assert_eq!(end.ended_repair.as_deref(), (state == State::Repairing).then_some("r"));
+        }
+    }
+
+    #[test]
+    fn a_plan_of_version_1_becomes_one_of_version_2_from_open_alone() {
+        let old = |state: State| Plan { version: 1, ..in_state(state) };
+        assert_eq!(upgraded(&old(State::Open)).unwrap().version, 2);
+        assert_eq!(begin_repair(&old(State::Open), "r").unwrap().version, 2);
+        assert_eq!(opened(&old(State::Opening)).unwrap().version, 1);
+        assert_eq!(release(&old(State::Finalizing), "e").unwrap().version, 1);
+        assert_eq!(cancel_epoch(&old(State::Open), "e"), None);
+    }
+
+    #[test]
+    fn the_first_clean_audit_is_kept() {
+        let at = |seconds: u64| Timestamp::UNIX_EPOCH + std::time::Duration::from_secs(seconds);
+        let first = audited(&in_state(State::Final), at(1), "a").unwrap();
+        assert_eq!(audited(&first, at(2), "b").unwrap().audited, first.audited);
     }
 
     #[test]
@@ -330,7 +537,15 @@ mod tests {
             rows(Beside::AdoptBarrier),
             [(barrier(), put(), Condition::AbsentOrEquals(b"locked-v1".to_vec())), no_marker()]
         );
+        assert_eq!(rows(Beside::NoMarker), [no_marker()]);
         assert_eq!(rows(Beside::ReleaseBarrier), [(barrier(), Write::Delete, held()), no_marker()]);
+        assert_eq!(
+            rows(Beside::FollowMarker),
+            [
+                (barrier(), put(), Condition::AbsentOrEquals(b"locked-v1".to_vec())),
+                (marker(), Write::Check, Condition::Equals(b"complete-v1".to_vec()))
+            ]
+        );
         assert_eq!(
             rows(Beside::PublishMarker),
             [

@@ -26,11 +26,14 @@ pub const FOREIGN_CURSOR_KEY: &str = "__lake_internal/dynamo-prefix-v2-backfill-
 /// Everything of ours begins with this.
 pub const OWN_PREFIX: &str = "__lake_internal/dynamo-prefix-v2/";
 
-/// Version that this software writes into every record of its own.
+/// Version of every record but the plan, whose version is [`plan::VERSION`].
 pub const VERSION: u32 = 1;
 
 /// A durable record of our own.
-pub trait Record: Serialize + DeserializeOwned {}
+pub trait Record: Serialize + DeserializeOwned {
+    /// The newest version of this record that this software reads and writes; it reads every older one.
+    const NEWEST: u32 = VERSION;
+}
 
 /// A record and the exact bytes that it was read from, on which its next write is conditional.
 #[derive(Debug, Clone, PartialEq)]
@@ -59,14 +62,12 @@ pub fn decode<R: Record>(key: &str, bytes: &[u8]) -> Result<R> {
         serde_json::from_slice(bytes).map_err(|error| corrupt(format!("not JSON: {error}")))?;
     let version = value.get("version").and_then(serde_json::Value::as_u64);
     match version {
-        Some(version) if version > u64::from(VERSION) => Err(Error::new(
+        Some(version) if version > u64::from(R::NEWEST) => Err(Error::new(
             ErrorKind::NewerRecord,
-            format!("record {key} has version {version}; this binary knows {VERSION}"),
+            format!("record {key} has version {version}; this binary knows {}", R::NEWEST),
         )
         .next("run the metashift version that wrote it, or a newer one")),
-        Some(version) if version == u64::from(VERSION) => {
-            serde_json::from_value(value).map_err(|error| corrupt(error.to_string()))
-        }
+        Some(1..) => serde_json::from_value(value).map_err(|error| corrupt(error.to_string())),
         _ => Err(corrupt("no version".to_owned())),
     }
 }

@@ -31,6 +31,7 @@ pub async fn repair_page(
     input: SegmentInput,
     budget: Budget,
 ) -> Result<StepOutput> {
+    let tables = &tables.metered();
     let walk = Walk::Repair { run: run.to_owned(), side };
     if let Some(output) = closed(tables, &walk, run, &input).await? {
         return Ok(output);

@@ -14,7 +14,7 @@ use super::cutover::{
     self, Evidence, FamilyRead, Installed, Published, Released, Start, Why, check_rollout, check_unblocked,
 };
 use super::generation::{self, PlanWish, backfill_segments, load_plan, no_plan};
-use super::plan::refused;
+use super::plan::{Seen, cutover_of, refused};
 use super::preflight::{Accepted, preflight};
 use super::records::plan::{Plan, State};
 use super::repair::repair_page;
@@ -122,11 +122,22 @@ impl Run {
         Budget::unbounded(self.tables.environment().clone()).with_pages(Some(self.pages_per_step.max(1)))
     }
 
-    /// Preflight; what a backfill or a repair mends is no obstacle to it.
+    /// Preflight; what the run itself settles is no obstacle to it.
     async fn look(&self) -> Result<()> {
         let report = preflight(&self.tables, self.accepted, None).await?;
-        let mended = |kind| matches!(kind, ErrorKind::BlockedByRejects | ErrorKind::BlockedByDivergence);
-        report.blockers.into_iter().find(|blocker| !mended(blocker.kind())).map_or(Ok(()), Err)
+        let settled = |blocker: &&Error| is_settled_by_a_run(blocker, self.wish.new_generation);
+        report
+            .blockers
+            .iter()
+            .find(|blocker| !settled(blocker))
+            .map_or(Ok(()), |blocker| Err(blocker.clone()))?;
+        if generation::follow_marker(&self.tables, self.wish.new_generation).await? {
+            let plan = load_plan(&self.tables).await?.ok_or_else(no_plan)?.record;
+            if plan.taken_over_at.is_some() {
+                self.note("the marker was published by another migrator; the plan is final and its workers are fenced");
+            }
+        }
+        Ok(())
     }
 
     /// Preflight, then the plan in a state that backfill may run in.
@@ -149,6 +160,11 @@ impl Run {
 
     /// Copies everything that can move. Ends with `BlockedByRejects` or `BlockedByDivergence` where keys cannot.
     pub async fn backfill(&self) -> Result<Total> {
+        Ok(self.copy().await?.1)
+    }
+
+    /// [`Self::backfill`], and the plan that it copied under.
+    async fn copy(&self) -> Result<(Plan, Total)> {
         let plan = self.open().await?;
         if plan.state != State::Open {
             return Err(refused(&plan, State::Open));
@@ -160,7 +176,7 @@ impl Run {
             })
             .await?;
         check_unblocked(&backfill_segments(&self.tables, &plan).await?)?;
-        Ok(total)
+        Ok((plan, total))
     }
 
     /// Compares the tables online; `VerificationFailed` where they differ.
@@ -169,10 +185,10 @@ impl Run {
         if summary.mismatched > 0 {
             let failed = verify::failed(&summary);
             return Err(failed.next(if summary.is_for_a_person() {
-                "metashift layout repair --local --dry-run lists them; keyTooLong, itemTooLarge and unsupportedItem are for \
-                 a person to mend or delete, in either table; without --dry-run the others follow the old table"
+                "metashift layout repair --local --dry-run lists them; rewrite or delete what is keyTooLong, itemTooLarge or \
+                 unsupportedItem, in either table; metashift layout repair --local makes v2 follow v1 for the others"
             } else {
-                "metashift layout repair --local --dry-run lists them; without --dry-run the new table follows the old"
+                "metashift layout repair --local --dry-run lists them; metashift layout repair --local makes v2 follow v1"
             }));
         }
         Ok((summary, total))
@@ -184,17 +200,31 @@ impl Run {
     }
 
     /// As [`Self::compare`], under an id: a comparison of the same id goes on where it stopped.
+    ///
+    /// `Superseded` where another operator started a generation meanwhile: segments of two plans do not make one table.
     pub async fn compare_as(&self, run: &str) -> Result<(Summary, Total)> {
         let plan = load_plan(&self.tables).await?.ok_or_else(no_plan)?.record;
         generation::check_plan(&plan, &self.tables)?;
-        let total = self
+        let walked = self
             .walk("rehearse", plan.segments * 2, |number| {
                 let (side, segment) = direction(number, plan.segments);
                 let input = self.input(segment, plan.segments);
                 rehearse(&self.tables, run, side, input, self.budget())
             })
-            .await?;
-        Ok((status::rehearsal(&self.tables, plan.segments, run).await?, total))
+            .await;
+        let now = load_plan(&self.tables).await?.ok_or_else(no_plan)?.record;
+        if (now.generation, now.segments) != (plan.generation, plan.segments) {
+            return Err(Error::new(
+                ErrorKind::Superseded,
+                format!(
+                    "another operator started generation {} while generation {} was compared",
+                    now.generation, plan.generation
+                ),
+            )
+            .next("see metashift layout status, then start again"));
+        }
+        let total = walked?;
+        Ok((status::rehearsal(&self.tables, &plan, run).await?, total))
     }
 
     /// Makes v2 follow v1 wherever they differ, then compares everything.
@@ -238,17 +268,20 @@ impl Run {
         cutover::check_start(start)?;
         check_rollout(evidence, self.tables.environment().now())?;
         let plan = self.open().await?;
-        match plan.state {
+        let seen = match plan.state {
             State::Final => return self.finished(start, None, Consumed::default()).await,
-            State::Finalizing => {}
+            State::Finalizing => None,
             _ => {
                 // The generation that was asked for is open by now.
                 let wish = PlanWish { new_generation: false, ..self.wish };
-                Self { wish, ..self.clone() }.backfill().await?;
+                let (copied, _) = Self { wish, ..self.clone() }.copy().await?;
                 self.rehearse().await?;
+                Some(Seen::of(&copied))
             }
-        }
+        };
         check_rollout(evidence, self.tables.environment().now())?;
+        // What was copied and compared is what is to be published: another operator may have changed the plan since.
+        let start = &Start { seen: start.seen.or(seen), ..start.clone() };
         let cutover = match cutover::install_barrier(&self.tables, start).await {
             Ok(Installed::Published) => return self.finished(start, None, Consumed::default()).await,
             Ok(Installed::Held(cutover)) => cutover,
@@ -259,7 +292,7 @@ impl Run {
             "writers are paused until {} at the latest",
             cutover.deadline.strftime("%F %T UTC")
         ));
-        match self.publish(&plan, &start.epoch).await {
+        match self.publish(&start.epoch).await {
             Ok(consumed) => {
                 let held = crate::environment::elapsed(cutover.installed_at, self.tables.environment().now());
                 self.finished(start, Some(held), consumed).await
@@ -305,11 +338,11 @@ impl Run {
         }
     }
 
-    async fn publish(&self, plan: &Plan, epoch: &str) -> Result<Consumed> {
-        let mut consumed = self.verify(VERIFY, plan, epoch, false).await?.consumed;
+    async fn publish(&self, epoch: &str) -> Result<Consumed> {
+        let mut consumed = self.verify(VERIFY, epoch, false).await?.consumed;
         if cutover::publish_marker(&self.tables, epoch).await? == Published::VerifyExactly {
             self.note("the tables differ: comparing every key, so that each difference is named");
-            let named = self.verify(VERIFY_EXACTLY, plan, epoch, true).await;
+            let named = self.verify(VERIFY_EXACTLY, epoch, true).await;
             consumed += named.map_err(|error| verify::not_named(&error))?.consumed;
             if cutover::publish_marker(&self.tables, epoch).await? == Published::VerifyExactly {
                 return Err(Error::new(ErrorKind::Internal, "an exact verification asks for an exact one"));
@@ -318,7 +351,10 @@ impl Run {
         Ok(consumed)
     }
 
-    async fn verify(&self, name: &'static str, plan: &Plan, epoch: &str, exact: bool) -> Result<Total> {
+    /// Compares under the barrier, by the plan as it is under the barrier.
+    async fn verify(&self, name: &'static str, epoch: &str, exact: bool) -> Result<Total> {
+        let plan = load_plan(&self.tables).await?.ok_or_else(no_plan)?.record;
+        cutover_of(&plan, epoch)?;
         self.walk(name, plan.segments * 2, |number| {
             let (side, segment) = direction(number, plan.segments);
             verify(&self.tables, epoch, side, exact, self.input(segment, plan.segments), self.budget())
@@ -335,7 +371,16 @@ impl Run {
         let Published::Marker { verified } = cutover::publish_marker(&self.tables, "").await? else {
             return Err(Error::new(ErrorKind::Internal, "the plan was final and is not"));
         };
-        let families = cutover::verify_prefix_reads(&self.tables).await?;
+        let mut families = Vec::new();
+        let mut after = None;
+        loop {
+            let read = cutover::verify_prefix_reads(&self.tables, after.as_deref(), &self.budget()).await?;
+            families.extend(read.families);
+            after = read.after;
+            if after.is_none() {
+                break;
+            }
+        }
         // Writers that stayed may have deleted since.
         for one in families.iter().filter(|one| !start.under_load && one.whole && one.read < one.verified) {
             self.note(format!(
@@ -409,6 +454,16 @@ impl Run {
             }
         }
         Ok(total)
+    }
+}
+
+/// True for a blocker of the preflight that the run which follows settles: keys that a backfill or a repair looks at again, a
+/// marker that it follows, a layout that a new generation replaces.
+pub(super) fn is_settled_by_a_run(blocker: &Error, new_generation: bool) -> bool {
+    match blocker.kind() {
+        ErrorKind::BlockedByRejects | ErrorKind::BlockedByDivergence | ErrorKind::AlreadyFinalized => true,
+        ErrorKind::LayoutMismatch | ErrorKind::PlanMismatch => new_generation,
+        _ => false,
     }
 }
 

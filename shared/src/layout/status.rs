@@ -57,7 +57,7 @@ impl Overview {
         total
     }
 
-    /// One word for a person: not started, opening, backfill, repairing, finalizing, final.
+    /// One word for a person: not started, opening, backfill, repairing, finalizing, takeover, final.
     pub fn phase(&self) -> &'static str {
         match self.plan.as_ref().map(|plan| plan.state) {
             None => "not started",
@@ -65,6 +65,7 @@ impl Overview {
             Some(State::Open) => "backfill",
             Some(State::Repairing) => "repairing",
             Some(State::Finalizing) => "finalizing",
+            Some(State::Takeover) => "takeover",
             Some(State::Final) => "final",
         }
     }
@@ -120,6 +121,6 @@ pub async fn walk_segments(tables: &Tables, segments: u32, walk: &Walk) -> Resul
 }
 
 /// What a rehearsal found.
-pub async fn rehearsal(tables: &Tables, segments: u32, run: &str) -> Result<Summary> {
-    Summary::load(tables, segments, |side: Side| Walk::Rehearse { run: run.to_owned(), side }).await
+pub async fn rehearsal(tables: &Tables, plan: &Plan, run: &str) -> Result<Summary> {
+    Summary::load(tables, plan, |side: Side| Walk::Rehearse { run: run.to_owned(), side }).await
 }

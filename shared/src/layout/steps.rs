@@ -14,11 +14,12 @@ use super::generation::{self, DEFAULT_SEGMENTS, PlanWish, load_plan, no_plan};
 use super::input::{
     BackfillPageInput, CheckRolloutInput, Direction, FinishRepairInput, InstallBarrierInput, MetricInput,
     PreflightInput, PublishMarkerInput, Reason, ReleaseBarrierInput, RepairPageInput, RunMode, VerifyInput,
-    VerifyMode,
+    VerifyMode, VerifyPrefixReadsInput,
 };
-use super::plan::refused;
+use super::plan::{Seen, refused};
 use super::preflight::{Accepted, Report, preflight as look};
 use super::records::plan::{Cutover, Plan, State};
+use super::run::is_settled_by_a_run;
 use super::tables::Tables;
 use super::transaction::Side;
 use super::verify::BARRIER_HELD;
@@ -63,13 +64,11 @@ pub async fn preflight(
         let output = output.with("plan", plan_json(report.plan.as_ref())).with("segments", segments);
         return Ok(finish(&tables, output));
     }
-    let blocker = report.blockers.iter().find(|blocker| {
-        // A backfill is what clears these two.
-        !matches!(blocker.kind(), ErrorKind::BlockedByRejects | ErrorKind::BlockedByDivergence)
-    });
-    if let Some(blocker) = blocker {
+    let settled = |blocker: &&Error| is_settled_by_a_run(blocker, input.new_generation);
+    if let Some(blocker) = report.blockers.iter().find(|blocker| !settled(blocker)) {
         return Err(blocker.clone());
     }
+    generation::follow_marker(&tables, input.new_generation).await?;
     generation::check_leftovers(&tables, accepted.discard_foreign_cursor, accepted.adopt_foreign_barrier)
         .await?;
     if input.mode == RunMode::Repair {
@@ -90,8 +89,9 @@ pub async fn preflight(
 
 fn plan_json(plan: Option<&Plan>) -> Value {
     plan.map_or(Value::Null, |plan| {
-        let mut json =
-            json!({ "segments": plan.segments, "generation": plan.generation, "state": plan.state });
+        let mut json = json!({
+            "segments": plan.segments, "generation": plan.generation, "state": plan.state, "cutovers": plan.cutovers,
+        });
         if let (Some(run), Some(object)) = (&plan.repair_run, json.as_object_mut()) {
             object.insert("repairRun".to_owned(), json!(run));
         }
@@ -214,6 +214,16 @@ pub fn check_rollout(
 /// Takes the barrier for a cutover.
 pub async fn install_barrier(tables: &Tables, input: InstallBarrierInput) -> Result<StepOutput> {
     let tables = tables.metered();
+    let seen = match (input.generation, input.cutovers) {
+        (Some(generation), Some(cutovers)) => Some(Seen { generation, cutovers }),
+        (None, None) => None,
+        _ => {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                "install-barrier: generation and cutovers are given together, as preflight answered them",
+            ));
+        }
+    };
     let start = Start {
         epoch: input.epoch.clone(),
         deadline: input.deadline_seconds.map_or(cutover::DEFAULT_DEADLINE, Duration::from_secs),
@@ -222,6 +232,7 @@ pub async fn install_barrier(tables: &Tables, input: InstallBarrierInput) -> Res
         under_load: input.cutover_under_load,
         owner: input.owner,
         adopt_foreign_barrier: input.adopt_foreign_barrier,
+        seen,
     };
     let output = StepOutput::new(Status::Done).with("epoch", input.epoch);
     let output = match cutover::install_barrier(&tables, &start).await? {
@@ -280,13 +291,19 @@ pub async fn release_barrier(tables: &Tables, input: ReleaseBarrierInput) -> Res
     Ok(finish(&tables, output))
 }
 
-/// Reads each family by its prefix, as a v2-only node does.
-pub async fn verify_prefix_reads(tables: &Tables) -> Result<StepOutput> {
+/// Reads the families behind `after` by their prefixes, as a v2-only node does.
+pub async fn verify_prefix_reads(
+    tables: &Tables,
+    input: VerifyPrefixReadsInput,
+    budget: &Budget,
+) -> Result<StepOutput> {
     let tables = tables.metered();
-    let reads = cutover::verify_prefix_reads(&tables).await?;
-    let mut output = StepOutput::new(Status::Done);
-    output.progress.scanned = reads.iter().map(|read| read.read).sum();
+    let reads = cutover::verify_prefix_reads(&tables, input.after.as_deref(), budget).await?;
+    let status = if reads.after.is_none() { Status::Done } else { Status::Continue };
+    let mut output = StepOutput::new(status).with("after", reads.after);
+    output.progress.scanned = reads.families.iter().map(|read| read.read).sum();
     let families: Vec<_> = reads
+        .families
         .iter()
         .map(|read| {
             let name: String = read.family.chars().take(64).collect();

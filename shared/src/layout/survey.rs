@@ -18,7 +18,14 @@ use crate::{Error, ErrorKind, Result};
 /// `Superseded` where another worker has taken the segment over; `InvalidInput` for a segment or page size out of range.
 pub async fn survey(tables: &Tables, run: &str, input: SegmentInput, budget: Budget) -> Result<StepOutput> {
     let walk = Walk::Survey { run: run.to_owned() };
-    let mut walker = Walker::load(tables, walk, input, budget, Origin::Anybody).await?;
+    let mut walker = Walker::load(
+        &tables.metered(),
+        walk,
+        input,
+        budget,
+        Origin::FirstPage { generation: None, after_marker: false },
+    )
+    .await?;
     let status = walker.run(&Survey).await?;
     let bytes = walker.segment().bytes;
     Ok(walker.output(status).with("bytes", bytes))

@@ -18,7 +18,7 @@ use super::records::reject;
 use super::records::segment::{Mismatch, MismatchKind, Position, Segment, State, Walk};
 use super::tables::{Item, Page, Tables};
 use super::transaction::Side;
-use super::walk::{Origin, SegmentInput, Visitor, Walker};
+use super::walk::{Origin, SegmentInput, Visitor, Walker, check_input};
 use crate::environment::elapsed;
 use crate::step::{Budget, Status, StepOutput};
 use crate::{Error, ErrorKind, Result};
@@ -37,8 +37,14 @@ pub async fn rehearse(
     input: SegmentInput,
     budget: Budget,
 ) -> Result<StepOutput> {
+    check_input(&input)?;
+    let tables = &tables.metered();
+    let plan = tables.load::<Plan>(plan::KEY).await?.ok_or_else(super::generation::no_plan)?.record;
+    check_segments(&plan, &input)?;
     let walk = Walk::Rehearse { run: run.to_owned(), side };
-    let mut walker = Walker::load(tables, walk, input, budget, Origin::Anybody).await?;
+    let origin =
+        Origin::FirstPage { generation: Some(plan.generation), after_marker: plan.state == PlanState::Final };
+    let mut walker = Walker::load(tables, walk, input, budget, origin).await?;
     let visitor = Compare { side, kind: Kind::Rehearsal };
     let status = walker.run(&visitor).await?;
     Ok(output(&walker, status))
@@ -63,14 +69,19 @@ pub async fn verify(
     let held = elapsed(cutover.installed_at, now).as_secs_f64();
     let secret = cutover.digest_key.clone();
     check_cutover(&plan.record, epoch, now)?;
+    check_segments(&plan.record, &input)?;
     let walk = Walk::Verify { epoch: epoch.to_owned(), side };
-    let mut walker = Walker::load(&tables, walk, input, budget, Origin::UnderPlan(&plan.bytes)).await?;
+    let mut walker =
+        Walker::load(&tables, walk, input, budget, Origin::UnderPlan(&plan.bytes, plan.record.generation))
+            .await?;
     // A cutover without a secret has no digest to rely on.
     let exact = exact || secret.is_empty();
     if exact && !walker.segment().exact {
         let restarted = walker
             .commit(Vec::new(), |segment| {
-                *segment = Segment { exact: true, extra: segment.extra.clone(), ..Segment::default() };
+                let extra = std::mem::take(&mut segment.extra);
+                let again = Segment::of_walk(segment.total, segment.generation);
+                *segment = Segment { exact: true, extra, ..again };
             })
             .await?;
         expect_written(restarted)?;
@@ -80,6 +91,21 @@ pub async fn verify(
     let visitor = Compare { side, kind: Kind::Final { epoch: epoch.to_owned(), secret, exact } };
     let status = walker.run(&visitor).await?;
     Ok(output(&walker, status).with(BARRIER_HELD, held))
+}
+
+/// `PlanMismatch` where the walk has not as many segments as the plan: it would miss items.
+fn check_segments(plan: &Plan, input: &SegmentInput) -> Result<()> {
+    if input.segments == plan.segments {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::PlanMismatch,
+        format!(
+            "the plan has {} segments, this walk {}: the plan has changed",
+            plan.segments, input.segments
+        ),
+    )
+    .next("see metashift layout status, then start again"))
 }
 
 fn output(walker: &Walker, status: Status) -> StepOutput {
@@ -283,18 +309,25 @@ pub struct Summary {
     pub v2_digest: Digest,
     /// True where each key of both tables was compared with the other one.
     pub exact: bool,
+    /// True where every record was begun after the marker.
+    pub after_marker: bool,
     /// When a record of either direction was last written.
     pub updated_at: Option<jiff::Timestamp>,
 }
 
 impl Summary {
-    /// Reads the records of both directions; `make` gives the walk of a direction.
-    pub async fn load(tables: &Tables, segments: u32, make: impl Fn(Side) -> Walk) -> Result<Self> {
-        let mut summary = Self { segments: segments * 2, exact: true, ..Self::default() };
+    /// Reads the records of both directions, by number; `make` gives the walk of a direction.
+    ///
+    /// A record that is of a walk over another number of segments or of another generation of the plan counts as missing.
+    pub async fn load(tables: &Tables, plan: &Plan, make: impl Fn(Side) -> Walk) -> Result<Self> {
+        let mut summary =
+            Self { segments: plan.segments * 2, exact: true, after_marker: true, ..Self::default() };
         for side in [Side::V1, Side::V2] {
-            let keys: Vec<_> = (0..segments).map(|segment| make(side).key(segment)).collect();
+            let keys: Vec<_> = (0..plan.segments).map(|segment| make(side).key(segment)).collect();
             for stored in tables.load_many::<Segment>(&keys).await?.into_values() {
-                summary.add(side, stored.record);
+                if stored.record.is_of(plan.segments, Some(plan.generation)) {
+                    summary.add(side, stored.record);
+                }
             }
         }
         summary.settle();
@@ -307,6 +340,7 @@ impl Summary {
         self.updated_at = self.updated_at.max(segment.updated_at);
         self.mismatches.extend(segment.mismatches);
         self.exact &= segment.exact;
+        self.after_marker &= segment.after_marker;
         match side {
             Side::V1 => {
                 self.v1_items += segment.scanned;

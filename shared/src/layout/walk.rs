@@ -108,13 +108,19 @@ pub(super) struct Walker {
 pub(super) enum Origin<'a> {
     /// The plan's transition made it; none there means that somebody else went on.
     Exists,
-    /// The first page makes it, while the plan is exactly this.
-    UnderPlan(&'a [u8]),
+    /// The first page makes it, while the plan is exactly this; the plan's generation.
+    UnderPlan(&'a [u8], u64),
     /// The first page makes it.
-    Anybody,
+    FirstPage {
+        /// The plan's generation, for a walk that has one.
+        generation: Option<u64>,
+        /// The plan was final when it was read.
+        after_marker: bool,
+    },
 }
 
 impl Walker {
+    /// Loads or makes the segment's record; `tables` are metered for this step alone.
     pub(super) async fn load(
         tables: &Tables,
         walk: Walk,
@@ -123,20 +129,43 @@ impl Walker {
         origin: Origin<'_>,
     ) -> Result<Self> {
         check_input(&input)?;
-        let mut tables = tables.metered();
+        let mut tables = tables.clone();
         if budget.has_deadline() {
             tables = tables.patient(STEP_PATIENCE).until(&budget);
         }
         let key = walk.key(input.segment);
         let writer = tables.environment().id();
-        let stored = match (tables.load::<Segment>(&key).await?, origin) {
-            (Some(stored), _) => stored,
-            (None, Origin::Exists) => {
-                return Err(superseded(&key, "its record is not there"));
-            }
-            (None, Origin::Anybody) => create(&tables, &key, &writer, None).await?,
-            (None, Origin::UnderPlan(plan)) => create(&tables, &key, &writer, Some(plan)).await?,
+        let (plan, generation, after_marker) = match origin {
+            Origin::Exists => (None, None, false),
+            Origin::UnderPlan(plan, generation) => (Some(plan), Some(generation), false),
+            Origin::FirstPage { generation, after_marker } => (None, generation, after_marker),
         };
+        let made = matches!(origin, Origin::Exists);
+        let stored = match tables.load::<Segment>(&key).await? {
+            Some(stored) => stored,
+            None if made => return Err(superseded(&key, "its record is not there")),
+            None => {
+                let first = Segment { after_marker, ..Segment::of_walk(input.segments, generation) };
+                create(&tables, &key, &writer, first, plan).await?
+            }
+        };
+        // A record that was made with the plan has the plan's generation in its key or in its id; one of an earlier version
+        // does not say how many segments there are.
+        let record = &stored.record;
+        let same = match made {
+            true => record.total == input.segments || record.total == 0,
+            false => record.is_of(input.segments, generation),
+        };
+        if !same {
+            return Err(Error::new(
+                ErrorKind::PlanMismatch,
+                format!(
+                    "record {key} is of a walk over {} segments in generation {:?}; this walk has {} in {generation:?}",
+                    record.total, record.generation, input.segments
+                ),
+            )
+            .next("start the walk again under a fresh id"));
+        }
         if stored.record.state == State::Closed {
             return Err(superseded(&key, "it was closed"));
         }
@@ -403,8 +432,14 @@ async fn read<V: Visitor>(
     Ok((visitor.prepare(tables, page).await?, next, work))
 }
 
-async fn create(tables: &Tables, key: &str, writer: &str, plan: Option<&[u8]>) -> Result<Stored<Segment>> {
-    let record = Segment { writer: Some(format!("{writer}:0")), ..Segment::default() };
+async fn create(
+    tables: &Tables,
+    key: &str,
+    writer: &str,
+    first: Segment,
+    plan: Option<&[u8]>,
+) -> Result<Stored<Segment>> {
+    let record = Segment { writer: Some(format!("{writer}:0")), ..first };
     let bytes = records::encode(&record)?;
     let mut actions = vec![Action::record(key, None, Write::Put(bytes.clone()))];
     if let Some(plan) = plan {
@@ -419,7 +454,7 @@ async fn create(tables: &Tables, key: &str, writer: &str, plan: Option<&[u8]>) -
     }
 }
 
-fn check_input(input: &SegmentInput) -> Result<()> {
+pub(super) fn check_input(input: &SegmentInput) -> Result<()> {
     let invalid = |message: String| Err(Error::new(ErrorKind::InvalidInput, message));
     if !(1..=records::plan::MOST_SEGMENTS).contains(&input.segments) {
         return invalid(format!(

@@ -179,9 +179,11 @@ async fn an_audit_or_a_survey_that_is_done_is_followed_by_a_second_one_and_a_sto
         said["audit"].clone()
     };
     assert_eq!(audited().await, "audit-a");
+    assert_eq!(lake.plan().await.unwrap().audited.unwrap().run, "audit-a");
     stopped(&audit, "/rehearse/audit-a-2/").await;
     assert_eq!(audited().await, "audit-a-2");
     assert_eq!(audited().await, "audit-a-3");
+    assert_eq!(lake.plan().await.unwrap().audited.unwrap().run, "audit-a", "the first one counts");
 }
 
 #[tokio::test]
@@ -315,9 +317,11 @@ async fn a_refused_retire_says_each_obstacle_once_and_a_dry_run_says_the_command
     for (arguments, code, listed) in [(&[][..], 3, 0), (&["--dry-run"], 0, 1)] {
         let (exit, text) = said(arguments).await;
         assert_eq!(exit, Some(code), "{text}");
-        for (what, times) in
-            [("v1 is kept for 7 days", 1), ("no clean audit", 1), ("aws dynamodb create-backup", listed)]
-        {
+        for (what, times) in [
+            ("v1 is kept for 7 days", 1),
+            ("no audit after the marker", 1),
+            ("aws dynamodb create-backup", listed),
+        ] {
             assert_eq!(text.matches(what).count(), times, "{arguments:?}, {what}: {text}");
         }
     }

@@ -168,8 +168,8 @@ async fn the_units_that_steps_report_are_those_that_the_server_charged() {
     assert!((total.write_units - charged.write_units).abs() < 1e-6, "{total:?} {charged:?}");
     assert!((total.read_units - charged.read_units).abs() < 1e-6, "{total:?} {charged:?}");
 
-    for side in [Side::V1, Side::V2] {
-        let input = SegmentInput { segment: 0, segments: 1, page_size: 60 };
+    for (side, segment) in [(Side::V1, 0), (Side::V2, 0), (Side::V1, 1), (Side::V2, 1)] {
+        let input = SegmentInput { segment, segments: 2, page_size: 60 };
         let output = rehearse(&tables, "r", side, input, pages(1000)).await.unwrap();
         assert_eq!(output.status, Status::Done);
         add(&mut total, output.consumed);

@@ -17,7 +17,7 @@ use metashift::step::Status;
 use metashift::{ErrorKind, crash};
 use metashift_faults::{Fault, Proxy, Rule};
 
-use super::support::{Freeze, Lake, ShiftedClock, on, pages, start, tables_through};
+use super::support::{Freeze, Lake, ShiftedClock, acknowledged, on, pages, start, tables_through};
 
 const SEGMENTS: u32 = 2;
 
@@ -25,10 +25,6 @@ async fn migrated() -> Lake {
     let lake = Lake::with_items(80).await;
     lake.run(SEGMENTS).backfill().await.unwrap();
     lake
-}
-
-fn acknowledged() -> Evidence {
-    Evidence::Acknowledged(true)
 }
 
 async fn verify_both(tables: &Tables, epoch: &str) {

@@ -98,7 +98,7 @@ async fn each_mutation_of_a_node_lands_once_under_each_fault() {
             [(false, Mode::Dual), (false, Mode::V1Only), (true, Mode::Dual), (true, Mode::V2Only)]
         {
             if published {
-                lake.publish().await;
+                lake.publish_audited().await;
             }
             let store = MetaStore::open(tables_through(&proxy), mode).await.unwrap();
             let key = format!("tbl/{published}/{mode:?}");

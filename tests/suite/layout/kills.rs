@@ -9,6 +9,7 @@ use std::os::unix::process::ExitStatusExt;
 use metashift::crash;
 use metashift::layout::key::is_internal;
 use metashift::layout::records::MARKER_KEY;
+use metashift::layout::records::plan::State as PlanState;
 use metashift::layout::records::segment::{State, Walk};
 use metashift::layout::transaction::Side;
 use metashift_sandbox::seed;
@@ -131,6 +132,49 @@ async fn abort(crash_at: Option<&str>) -> (Snapshot, bool) {
     (snapshot(&lake).await, killed)
 }
 
+/// A run that finds another migrator's marker follows it, whatever it was in the middle of.
+async fn takeover(crash_at: Option<&str>) -> (Snapshot, bool) {
+    let lake = Lake::with_items(90).await;
+    succeed(&lake, BACKFILL).await;
+    lake.publish().await;
+    let ended = metashift(&lake, BACKFILL, crash_at).await;
+    assert!(matches!(ended, None | Some(6)), "{ended:?}");
+    for _ in 0..2 {
+        assert_eq!(metashift(&lake, BACKFILL, None).await, Some(6));
+    }
+    let plan = lake.plan().await.unwrap();
+    assert_eq!((plan.state, plan.taken_over_at.is_some()), (PlanState::Final, true));
+    for segment in 0..2 {
+        let record = lake.segment(&Walk::Backfill { generation: 0 }, segment).await.unwrap();
+        assert_eq!(record.state, State::Closed);
+    }
+    (snapshot(&lake).await, ended.is_none())
+}
+
+async fn audit(crash_at: Option<&str>) -> (Snapshot, bool) {
+    let lake = Lake::with_items(90).await;
+    succeed(&lake, &finalize("e1")).await;
+    let killed = metashift(&lake, &["audit"], crash_at).await.is_none();
+    for _ in 0..2 {
+        succeed(&lake, &["audit"]).await;
+    }
+    assert!(lake.plan().await.unwrap().audited.is_some());
+    (snapshot(&lake).await, killed)
+}
+
+/// An epoch that never held the barrier is taken out of use.
+async fn cancel(crash_at: Option<&str>) -> (Snapshot, bool) {
+    let lake = Lake::with_items(90).await;
+    succeed(&lake, BACKFILL).await;
+    let killed = metashift(&lake, &["abort", "--epoch", "e1"], crash_at).await.is_none();
+    for _ in 0..2 {
+        succeed(&lake, &["abort", "--epoch", "e1"]).await;
+    }
+    assert_eq!(metashift(&lake, &finalize("e1"), None).await, Some(2), "it is out of use");
+    succeed(&lake, &finalize("e2")).await;
+    (snapshot(&lake).await, killed)
+}
+
 /// What it counts is in its own records; the tables stay as they are.
 async fn survey(crash_at: Option<&str>) -> (Snapshot, bool) {
     let lake = Lake::with_items(90).await;
@@ -177,6 +221,9 @@ const REPAIRS: [(&str, u32); 5] = [
 ];
 const ABORTS: [(&str, u32); 1] = [("barrier-released", 1)];
 const SURVEYS: [(&str, u32); 1] = [("survey-done", 2)];
+const TAKEOVERS: [(&str, u32); 3] = [("takeover-begun", 1), ("segment-closed", 2), ("taken-over", 1)];
+const AUDITS: [(&str, u32); 1] = [("audit-stamped", 1)];
+const CANCELS: [(&str, u32); 1] = [("epoch-cancelled", 1)];
 
 async fn hold<F: AsyncFn(Option<&str>) -> (Snapshot, bool)>(points: &[(&str, u32)], scenario: F) {
     let (whole, _) = scenario(None).await;
@@ -194,7 +241,18 @@ async fn hold<F: AsyncFn(Option<&str>) -> (Snapshot, bool)>(points: &[(&str, u32
 
 #[test]
 fn every_crash_point_of_the_layout_belongs_to_a_scenario() {
-    let all = [&MIGRATION[..], &NEW_GENERATION, &REJECTS, &REPAIRS, &ABORTS, &SURVEYS].concat();
+    let all = [
+        &MIGRATION[..],
+        &NEW_GENERATION,
+        &REJECTS,
+        &REPAIRS,
+        &ABORTS,
+        &SURVEYS,
+        &TAKEOVERS,
+        &AUDITS,
+        &CANCELS,
+    ]
+    .concat();
     for point in crash::ALL.iter().filter(|point| !point.starts_with("catalog-")) {
         assert!(all.iter().any(|(named, _)| named == point), "{point}");
     }
@@ -228,4 +286,19 @@ async fn an_abort_killed_at_any_point_ends_like_an_uninterrupted_one() {
 #[tokio::test]
 async fn a_survey_killed_at_any_point_ends_like_an_uninterrupted_one() {
     hold(&SURVEYS, survey).await;
+}
+
+#[tokio::test]
+async fn a_takeover_killed_at_any_point_ends_like_an_uninterrupted_one() {
+    hold(&TAKEOVERS, takeover).await;
+}
+
+#[tokio::test]
+async fn an_audit_killed_as_it_is_recorded_ends_like_an_uninterrupted_one() {
+    hold(&AUDITS, audit).await;
+}
+
+#[tokio::test]
+async fn a_cancelled_epoch_stays_so_after_a_kill() {
+    hold(&CANCELS, cancel).await;
 }

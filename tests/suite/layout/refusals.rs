@@ -8,7 +8,7 @@ use aws_sdk_dynamodb::types::{
     AttributeDefinition, BillingMode, KeySchemaElement, KeyType, ScalarAttributeType,
 };
 use metashift::environment::Environment;
-use metashift::layout::cutover::{Evidence, install_barrier};
+use metashift::layout::cutover::install_barrier;
 use metashift::layout::generation::PlanWish;
 use metashift::layout::preflight::{Accepted, preflight};
 use metashift::layout::records::plan::State;
@@ -21,11 +21,7 @@ use metashift::{Error, ErrorKind};
 use metashift_faults::{Fault, Proxy, Rule};
 use metashift_sandbox::Server;
 
-use super::support::{Lake, TABLE, start, tables, tables_through};
-
-fn acknowledged() -> Evidence {
-    Evidence::Acknowledged(true)
-}
+use super::support::{Lake, TABLE, acknowledged, start, tables, tables_through};
 
 /// A run is refused with this, by every verb that would write, and nothing is changed.
 async fn assert_refused(lake: &Lake, run: &Run, kind: ErrorKind) {
@@ -75,36 +71,40 @@ async fn a_barrier_without_a_plan_of_ours_is_refused_until_it_is_adopted_by_name
     let refused = run.finalize(&begin, &acknowledged()).await.unwrap_err();
     assert_one_line(&refused, ErrorKind::ForeignLeftovers);
     assert_eq!(lake.value(Side::V1, MARKER_KEY).await, None);
-    let begin = metashift::layout::cutover::Start { adopt_foreign_barrier: true, ..begin };
+    let begin = metashift::layout::cutover::Start { adopt_foreign_barrier: true, ..start("e2") };
     run.finalize(&begin, &acknowledged()).await.unwrap();
     assert_eq!(lake.assert_equal().await, 30);
 }
 
 #[tokio::test]
-async fn a_marker_without_a_plan_of_ours_means_that_nothing_is_left_to_do() {
+async fn a_marker_without_a_plan_of_ours_is_followed_by_a_final_plan() {
     let lake = Lake::with_items(5).await;
-    lake.publish_elsewhere().await;
-    assert_refused(&lake, &lake.run(2), ErrorKind::AlreadyFinalized).await;
+    lake.publish().await;
     let overview = Overview::load(&lake.tables).await.unwrap();
     assert!(overview.leftovers.marker && overview.plan.is_none());
+    assert_one_line(&lake.run(2).backfill().await.unwrap_err(), ErrorKind::AlreadyFinalized);
+    assert_eq!(lake.plan().await.unwrap().state, State::Final);
+    assert!(lake.v2().await.is_empty(), "nothing is copied after the marker");
     // Nodes work under v2 all the same.
     let store = lake.store(Mode::Dual).await;
     assert_eq!(store.cas("tbl/a", None, Some(b"v")).await.unwrap(), Mutation::Applied);
 }
 
 #[tokio::test]
-async fn a_marker_that_appears_beside_an_open_plan_stops_the_run_and_is_never_removed() {
+async fn a_foreign_marker_over_an_open_plan_stops_the_run_and_is_never_removed() {
     let lake = Lake::with_items(20).await;
     lake.run(2).backfill().await.unwrap();
-    lake.publish_elsewhere().await;
-    assert_refused(&lake, &lake.run(2), ErrorKind::AlreadyFinalized).await;
+    lake.publish().await;
+    let copies = lake.v2().await;
+    assert_one_line(&lake.run(2).backfill().await.unwrap_err(), ErrorKind::AlreadyFinalized);
     let wish = PlanWish { segments: Some(2), new_generation: true };
     let error = Run { wish, ..lake.run(2) }.backfill().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AlreadyFinalized);
     let error = lake.run(2).repair().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AlreadyFinalized);
     assert_eq!(lake.value(Side::V1, MARKER_KEY).await.as_deref(), Some(MARKER_VALUE));
-    assert_eq!(lake.plan().await.unwrap().state, State::Open);
+    assert_eq!(lake.plan().await.unwrap().state, State::Final);
+    assert!(copies == lake.v2().await);
 }
 
 #[tokio::test]
@@ -118,7 +118,7 @@ async fn a_record_of_a_newer_version_or_of_no_known_form_is_refused_and_kept_as_
     ] {
         let kept = lake.value(Side::V1, key).await;
         for (bytes, kind) in [
-            (&br#"{"version":2,"later":true}"#[..], ErrorKind::NewerRecord),
+            (&br#"{"version":3,"later":true}"#[..], ErrorKind::NewerRecord),
             (b"{}", ErrorKind::Corruption),
             (b"\xff\x00", ErrorKind::Corruption),
         ] {

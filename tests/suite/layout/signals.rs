@@ -104,7 +104,7 @@ async fn a_signal_is_put_in_every_table_that_the_target_is_written_in_and_only_w
     let alone = |row: &Row| matches!(row.target, (a, b) if a == b) && row.guard.is_none_or(|(a, b)| a == b);
     let of_v1: Vec<_> = rows(Side::V1).into_iter().filter(alone).collect();
     hold(&lake, &lake.store(Mode::V1Only).await, &of_v1, (true, false)).await;
-    lake.publish().await;
+    lake.publish_audited().await;
     hold(&lake, &lake.store(Mode::Dual).await, &rows(Side::V2), (true, true)).await;
     hold(&lake, &lake.store(Mode::V2Only).await, &rows(Side::V2), (false, true)).await;
 }
@@ -133,7 +133,7 @@ async fn a_signal_that_is_the_target_or_the_guard_or_that_no_table_holds_is_refu
         [(false, Mode::Dual), (false, Mode::V1Only), (true, Mode::Dual), (true, Mode::V2Only)]
     {
         if published {
-            lake.publish().await;
+            lake.publish_audited().await;
         }
         let store = lake.store(mode).await;
         let sent = store.usage().all_requests();

@@ -46,7 +46,7 @@ async fn a_node_whose_layout_or_companion_is_not_the_plans_says_so_before_the_ma
     assert_eq!(node.cas("tbl/a", None, Some(b"1")).await.unwrap(), Mutation::Applied);
     assert_eq!(node.get("tbl/a").await.unwrap().as_deref(), Some(&b"1"[..]));
 
-    lake.publish().await;
+    lake.publish_audited().await;
     let before = lake.everything().await;
     // The next refused write finds the marker; what it knows then ends its reads of v1 too.
     let late = node.cas("tbl/b", None, Some(b"1")).await.unwrap_err();
@@ -92,7 +92,7 @@ async fn a_plan_or_a_barrier_that_a_node_cannot_read_is_said_before_the_marker_a
     held.refresh().await.unwrap();
     assert!(held.warning().is_none());
 
-    lake.publish_elsewhere().await;
+    lake.publish().await;
     lake.put(Side::V1, plan::KEY, newer).await;
     for mode in [Mode::Dual, Mode::V2Only] {
         refused(&lake.tables, mode, ErrorKind::NewerRecord, "newer").await;
@@ -106,12 +106,14 @@ async fn a_v2_only_node_opens_only_once_nothing_can_bring_back_what_it_deletes()
     let lake = Lake::empty().await;
     let open = || async { MetaStore::open(lake.tables.metered(), Mode::V2Only).await.map(|_| ()) };
     refused(&lake.tables, Mode::V2Only, ErrorKind::AuthorityChanged, "dual mode").await;
-    lake.publish_elsewhere().await;
+    lake.publish().await;
     // Another migrator's marker: without a plan of ours, and beside one in every state but final.
     let takeover = "metashift layout run";
     refused(&lake.tables, Mode::V2Only, ErrorKind::ForeignLeftovers, takeover).await;
     let first = Plan::first(Layout::default().fingerprint(), 1);
-    for state in [State::Opening, State::Open, State::Closing, State::Repairing, State::Finalizing] {
+    for state in
+        [State::Opening, State::Open, State::Closing, State::Repairing, State::Finalizing, State::Takeover]
+    {
         lake.put_plan(&Plan { state, ..first.clone() }).await;
         lake.stamp_audit().await;
         refused(&lake.tables, Mode::V2Only, ErrorKind::ForeignLeftovers, takeover).await;
@@ -135,7 +137,7 @@ async fn a_v2_only_node_opens_only_once_nothing_can_bring_back_what_it_deletes()
 #[tokio::test]
 async fn a_node_reads_the_marker_before_the_plan_and_what_it_cannot_read_keeps_a_v2_only_node_out() {
     let lake = Lake::empty().await;
-    lake.publish().await;
+    lake.publish_audited().await;
     let proxy = lake.proxy().await;
     proxy.add(Rule::new("read", Fault::Delay { millis: 0 }).on("GetItem").keeping());
     let tables = tables_through(&proxy).patient(Duration::from_millis(100));

@@ -12,7 +12,7 @@ use aws_sdk_dynamodb::types::{AttributeValue, ConditionCheck, Delete, TransactWr
 use jiff::{SignedDuration, Timestamp};
 use metashift::crash::{self, Hook};
 use metashift::environment::{Clock, Environment, SystemClock, SystemEntropy};
-use metashift::layout::cutover::Start;
+use metashift::layout::cutover::{Evidence, Start};
 use metashift::layout::generation::{PlanWish, load_plan};
 use metashift::layout::key::is_internal;
 use metashift::layout::preflight::Accepted;
@@ -122,8 +122,8 @@ impl Lake {
     }
 
     /// Puts barrier, marker and a final plan as a finalization and a clean audit leave them.
-    pub(crate) async fn publish(&self) {
-        self.publish_elsewhere().await;
+    pub(crate) async fn publish_audited(&self) {
+        self.publish().await;
         let first = || Plan::first(Layout::default().fingerprint(), 1);
         let plan = self.plan().await.unwrap_or_else(first);
         self.put_plan(&Plan { state: State::Final, ..plan }).await;
@@ -131,7 +131,7 @@ impl Lake {
     }
 
     /// Puts barrier and marker as another migrator's finalization leaves them.
-    pub(crate) async fn publish_elsewhere(&self) {
+    pub(crate) async fn publish(&self) {
         self.put(Side::V1, BARRIER_KEY, BARRIER_VALUE).await;
         self.put(Side::V1, MARKER_KEY, MARKER_VALUE).await;
     }
@@ -314,6 +314,11 @@ where
     Arc::new(move |at| if at == point { Box::pin(act()) } else { Box::pin(async {}) })
 }
 
+/// A person's word that every writer is dual.
+pub(crate) fn acknowledged() -> Evidence {
+    Evidence::Acknowledged(true)
+}
+
 /// A cutover with a fresh epoch and paused writers.
 pub(crate) fn start(epoch: &str) -> Start {
     Start {
@@ -324,6 +329,7 @@ pub(crate) fn start(epoch: &str) -> Start {
         under_load: false,
         owner: "local:test".to_owned(),
         adopt_foreign_barrier: false,
+        seen: None,
     }
 }
 

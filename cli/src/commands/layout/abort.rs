@@ -2,6 +2,7 @@
 
 use clap::Args;
 use metashift::layout::cutover::{Released, Why, release_barrier};
+use metashift::layout::generation::{FOREIGN_BARRIER, remove_foreign_barrier};
 use metashift::layout::status::Overview;
 use metashift::{Error, ErrorKind, Result};
 use serde_json::json;
@@ -16,6 +17,9 @@ pub(crate) struct AbortArgs {
     /// The cutover to end; whichever holds the barrier unless named.
     #[arg(long)]
     epoch: Option<String>,
+    /// Removes the barrier of another migrator that is known to be dead, where no cutover of this software holds it.
+    #[arg(long, conflicts_with = "epoch")]
+    adopt_foreign_barrier: bool,
 }
 
 pub(crate) async fn run(args: AbortArgs, output: &Output) -> Result<()> {
@@ -43,14 +47,20 @@ pub(crate) async fn run(args: AbortArgs, output: &Output) -> Result<()> {
                 )
                 .next(format!("metashift layout abort --epoch {}", cutover.epoch)));
             }
-            if overview.leftovers.barrier && !overview.leftovers.marker {
-                return Err(Error::new(
-                    ErrorKind::ForeignLeftovers,
-                    "a write barrier stands that no plan of ours knows: another migrator's finalization",
-                )
-                .next("end it with that migrator, or take it over: metashift layout run --local --finalize --adopt-foreign-barrier"));
+            let foreign = overview.leftovers.barrier && !overview.leftovers.marker;
+            if foreign && !args.adopt_foreign_barrier {
+                return Err(Error::new(ErrorKind::ForeignLeftovers, FOREIGN_BARRIER).next(
+                    "make sure that migrator is dead; then metashift layout abort --adopt-foreign-barrier",
+                ));
             }
-            ("notHeld", "no cutover holds the write barrier; nothing to do".to_owned())
+            if foreign && remove_foreign_barrier(&tables).await? {
+                (
+                    "removed",
+                    "the barrier of another migrator is removed; writers continue under v1".to_owned(),
+                )
+            } else {
+                ("notHeld", "no cutover holds the write barrier; nothing to do".to_owned())
+            }
         }
     };
     output.say(text);

@@ -6,13 +6,13 @@ use clap::Args;
 use metashift::Result;
 use metashift::layout::Tables;
 use metashift::layout::cutover::check_id;
-use metashift::layout::generation::{PlanWish, load_plan, no_plan};
+use metashift::layout::generation::{PlanWish, stamp_audit};
 use metashift::layout::preflight::Accepted;
-use metashift::layout::records::plan::State;
+use metashift::layout::records::plan::Plan;
 use metashift::layout::records::segment::MismatchKind;
 use metashift::layout::run::Run;
 use metashift::layout::status;
-use metashift::layout::verify::{self, Summary};
+use metashift::layout::verify;
 use metashift::layout::walk::DEFAULT_PAGE_SIZE;
 use serde_json::json;
 
@@ -31,34 +31,24 @@ pub(crate) struct AuditArgs {
     page_size: u32,
 }
 
-/// The audits of an id in order: `audit-<id>`, `audit-<id>-2` and so on. The last one that is done, and the one that is
-/// to be walked next: unfinished, or fresh.
-pub(super) async fn ids(
-    tables: &Tables,
-    segments: u32,
-    named: Option<String>,
-) -> Result<(Option<(String, Summary)>, String)> {
+/// The audits of an id are `audit-<id>`, `audit-<id>-2` and so on. The one to walk next: unfinished, or fresh.
+async fn next_id(tables: &Tables, plan: &Plan, named: Option<String>) -> Result<String> {
     let id = named.unwrap_or_else(|| tables.environment().now().strftime("%F").to_string());
     check_id("audit id", &id)?;
-    let mut done = None;
-    for number in 1.. {
+    let mut number = 1;
+    loop {
         let this = if number == 1 { format!("audit-{id}") } else { format!("audit-{id}-{number}") };
-        let summary = status::rehearsal(tables, segments, &this).await?;
-        if !summary.is_complete() {
-            return Ok((done, this));
+        if !status::rehearsal(tables, plan, &this).await?.is_complete() {
+            return Ok(this);
         }
-        done = Some((this, summary));
+        number += 1;
     }
-    Ok((done, format!("audit-{id}")))
 }
 
 pub(crate) async fn run(args: AuditArgs, output: &Output) -> Result<()> {
     let tables = args.tables.tables().await?;
-    let plan = load_plan(&tables).await?.ok_or_else(no_plan)?.record;
-    if plan.state != State::Final {
-        return Err(super::before_marker(&plan));
-    }
-    let (_, id) = ids(&tables, plan.segments, args.audit_id).await?;
+    let plan = super::final_plan(&tables).await?;
+    let id = next_id(&tables, &plan, args.audit_id).await?;
     let layout = tables.layout().clone();
     let run = Run {
         tables,
@@ -78,6 +68,11 @@ pub(crate) async fn run(args: AuditArgs, output: &Output) -> Result<()> {
     }));
     if summary.mismatched == 0 {
         output.say(format!("{id}: {} items in both tables, no difference", summary.v1_items));
+        if plan.audited.is_none() && stamp_audit(&run.tables, &id).await? {
+            output.say(
+                "it is recorded as the clean audit that v2-only nodes and metashift layout retire rest on",
+            );
+        }
         return Ok(());
     }
     let rows = summary.mismatches.iter().map(|one| {

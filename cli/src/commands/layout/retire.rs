@@ -5,19 +5,13 @@ use std::time::Duration;
 use clap::Args;
 use jiff::Timestamp;
 use metashift::environment::elapsed;
-use metashift::layout::generation::{load_plan, no_plan};
 use metashift::layout::key::RESERVED_PREFIX;
-use metashift::layout::records::plan::State;
 use metashift::layout::transaction::Side;
-use metashift::layout::verify;
 use metashift::{Error, ErrorKind, Result};
 use serde_json::json;
 
 use crate::connect::TableArgs;
 use crate::output::{Output, time};
-
-/// An audit that ended longer ago says nothing of today.
-const AUDIT_AGE: Duration = Duration::from_secs(12 * 3600);
 
 #[derive(Debug, Args)]
 pub(crate) struct RetireArgs {
@@ -26,9 +20,6 @@ pub(crate) struct RetireArgs {
     /// Days that v1 is kept after the cutover: at least one append-operation retention horizon.
     #[arg(long, default_value_t = 7)]
     horizon_days: u32,
-    /// The clean audit that this rests on; today's unless named.
-    #[arg(long)]
-    audit_id: Option<String>,
     /// Lists what would go, whether or not it may go yet.
     #[arg(long)]
     dry_run: bool,
@@ -36,12 +27,11 @@ pub(crate) struct RetireArgs {
 
 pub(crate) async fn run(args: RetireArgs, output: &Output) -> Result<()> {
     let tables = args.tables.tables().await?;
-    let plan = load_plan(&tables).await?.ok_or_else(no_plan)?.record;
-    let Some(cutover) = plan.cutover.as_ref().filter(|_| plan.state == State::Final) else {
-        return Err(super::before_marker(&plan));
-    };
-    let (audit, _) = super::audit::ids(&tables, plan.segments, args.audit_id).await?;
-    let age = elapsed(cutover.installed_at, tables.environment().now());
+    let plan = super::final_plan(&tables).await?;
+    let since = plan.taken_over_at.or(plan.cutover.as_ref().map(|cutover| cutover.installed_at)).ok_or_else(
+        || Error::new(ErrorKind::Corruption, "a final plan says when neither it nor its takeover was"),
+    )?;
+    let age = elapsed(since, tables.environment().now());
     let horizon = Duration::from_secs(u64::from(args.horizon_days) * 24 * 3600);
     let mut obstacles = Vec::new();
     if age < horizon {
@@ -50,25 +40,22 @@ pub(crate) async fn run(args: RetireArgs, output: &Output) -> Result<()> {
                 ErrorKind::RolloutNotReady,
                 format!(
                     "the cutover was at {}; v1 is kept for {} days, until {}",
-                    time(cutover.installed_at),
+                    time(since),
                     args.horizon_days,
-                    time(cutover.installed_at.saturating_add(horizon).unwrap_or(Timestamp::MAX))
+                    time(since.saturating_add(horizon).unwrap_or(Timestamp::MAX))
                 ),
             )
             .next("wait for the retention horizon"),
         );
     }
-    let now = tables.environment().now();
-    match &audit {
-        Some((id, found)) if found.mismatched > 0 => {
-            obstacles
-                .push(verify::failed(found).next(format!("metashift layout audit; {id} found differences")));
-        }
-        Some((_, found)) if found.updated_at.is_some_and(|at| elapsed(at, now) < AUDIT_AGE) => {}
-        _ => obstacles.push(
-            Error::new(ErrorKind::RolloutNotReady, "no clean audit of the last hours is there")
-                .next("metashift layout audit"),
-        ),
+    if plan.audited.is_none() {
+        obstacles.push(
+            Error::new(
+                ErrorKind::RolloutNotReady,
+                "no audit after the marker has found the tables equal yet",
+            )
+            .next("metashift layout audit"),
+        );
     }
     let commands = commands(tables.name(Side::V1));
     let items = tables.describe(Side::V1).await?.map_or(0, |facts| facts.items);

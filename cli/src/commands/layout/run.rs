@@ -66,7 +66,7 @@ pub(crate) struct RunArgs {
     /// Segments of the plan: 1 to 256; 16 for a new one, else the plan's own.
     #[arg(long)]
     segments: Option<u32>,
-    /// Walks everything again from the first item.
+    /// Walks everything again from the first item; the only way to another --layout, --companion or --segments.
     #[arg(long)]
     new_generation: bool,
     /// Creates the companion table if it is missing.
@@ -100,6 +100,9 @@ pub(crate) struct RunArgs {
     #[arg(long, requires_all = ["finalize", "local"])]
     epoch: Option<String>,
 }
+
+/// Families that the end of a cutover names to a person.
+const SHOWN_FAMILIES: usize = 10;
 
 /// Window of the rollout metric, in seconds.
 const ROLLOUT_WINDOW: u32 = 300;
@@ -203,7 +206,7 @@ pub(crate) async fn run(args: RunArgs, output: &Output) -> Result<()> {
     }
     if args.create_companion && tables.describe(Side::V2).await?.is_none() {
         check_v1(&preflight(&tables, args.accept.into(), None).await?)?;
-        if let Some(plan) = load_plan(&tables).await? {
+        if let Some(plan) = load_plan(&tables).await?.filter(|_| !args.new_generation) {
             check_plan(&plan.record, &tables)?;
         }
         tables.create_companion().await?;
@@ -228,6 +231,7 @@ pub(crate) async fn run(args: RunArgs, output: &Output) -> Result<()> {
             under_load: args.under_load,
             owner: format!("local:{}", environment.id()),
             adopt_foreign_barrier: args.accept.adopt_foreign_barrier,
+            seen: None,
         };
         output.handle_stop();
         let evidence = Evidence::Acknowledged(args.rollout_acknowledged);
@@ -293,7 +297,13 @@ pub(crate) fn show_finished(output: &Output, finished: &Finished) {
         .barrier_held
         .map_or("marker was there already".to_owned(), |held| format!("{:.1} s", held.as_secs_f64()));
     let families: Vec<Value> = finished.families.iter().map(family_json).collect();
-    let shown = finished.families.iter().map(|one| format!("{} {}", one.family.escape_debug(), one.read));
+    let shown = finished
+        .families
+        .iter()
+        .take(SHOWN_FAMILIES)
+        .map(|one| format!("{} {}", one.family.escape_debug(), one.read));
+    let more = finished.families.len().saturating_sub(SHOWN_FAMILIES);
+    let shown = shown.chain((more > 0).then(|| format!("{more} families more")));
     output.rows(
         &[
             ("authority", "v2, for good".to_owned()),

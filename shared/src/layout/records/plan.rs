@@ -3,13 +3,20 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{Record, VERSION};
+use super::Record;
 
 /// Key of the record.
 pub const KEY: &str = "__lake_internal/dynamo-prefix-v2/plan";
 
+/// Version of the plan. A binary that knows version 1 alone publishes over records that it does not check, so it refuses
+/// this one. An open plan of version 1 becomes one of version 2 with its next transition; a plan never goes back.
+pub const VERSION: u32 = 2;
+
 /// Most segments of a plan.
 pub const MOST_SEGMENTS: u32 = 256;
+
+/// Ended epochs that a plan names; older ones are refused by their number.
+pub const MAX_ENDED_EPOCHS: usize = 16;
 
 /// State of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -25,6 +32,8 @@ pub enum State {
     Repairing,
     /// The barrier is held by the cutover's epoch.
     Finalizing,
+    /// Another migrator published the marker; the workers of this plan are being fenced.
+    Takeover,
     /// The marker is published.
     Final,
 }
@@ -62,11 +71,21 @@ pub struct Cutover {
     pub verified: Option<u64>,
 }
 
+/// The first comparison after the marker that found no difference.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Audited {
+    /// When it was recorded, RFC 3339 in UTC.
+    pub at: jiff::Timestamp,
+    /// Id of the comparison.
+    pub run: String,
+}
+
 /// The plan of a migration.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Plan {
-    /// 1.
+    /// 2, or 1 of a plan that an earlier version made and that was not open since.
     pub version: u32,
     /// Fingerprint of the layout.
     pub layout: String,
@@ -88,30 +107,42 @@ pub struct Plan {
     /// Epoch of the last cutover that was released.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub released: Option<String>,
+    /// Cutovers that began or were cancelled before they began. A cutover begins only on the number that its run saw, so a
+    /// request that arrives late begins none.
+    #[serde(skip_serializing_if = "is_zero", default)]
+    pub cutovers: u64,
+    /// The last [`MAX_ENDED_EPOCHS`] epochs that were released or cancelled, the newest last.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub ended_epochs: Vec<String>,
+    /// When this software took the table over from the migrator that published the marker.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub taken_over_at: Option<jiff::Timestamp>,
+    /// The first clean audit after the marker; v2-only nodes and `retire` rest on it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub audited: Option<Audited>,
     /// Id of the last repair that ended.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ended_repair: Option<String>,
-    /// The first clean audit after the marker; v2-only nodes open on it.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub audited: Option<Audited>,
     /// Fields of other versions.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
 }
 
-/// A comparison after the marker that found the tables equal.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Audited {
-    /// When it ended, RFC 3339 in UTC.
-    pub at: jiff::Timestamp,
-    /// Its id.
-    pub run: String,
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the form that serde calls")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
-impl Record for Plan {}
+impl Record for Plan {
+    const NEWEST: u32 = VERSION;
+}
 
 impl Plan {
+    /// True where this epoch was released or cancelled.
+    pub fn has_ended(&self, epoch: &str) -> bool {
+        self.released.as_deref() == Some(epoch) || self.ended_epochs.iter().any(|ended| ended == epoch)
+    }
+
     /// The plan of a table that has none: generation 0, opening.
     pub fn first(layout: String, segments: u32) -> Self {
         Self {
@@ -124,8 +155,11 @@ impl Plan {
             repair_run: None,
             cutover: None,
             released: None,
-            ended_repair: None,
+            cutovers: 0,
+            ended_epochs: Vec::new(),
+            taken_over_at: None,
             audited: None,
+            ended_repair: None,
             extra: Map::new(),
         }
     }
@@ -156,11 +190,19 @@ mod tests {
         assert_eq!(
             String::from_utf8(bytes.clone()).unwrap(),
             concat!(
-                r#"{"version":1,"layout":"f","segments":16,"generation":0,"state":"finalizing","#,
+                r#"{"version":2,"layout":"f","segments":16,"generation":0,"state":"finalizing","#,
                 r#""cutover":{"epoch":"e1","installedAt":"2026-01-02T03:04:05Z","#,
                 r#""deadline":"2026-01-02T03:19:05Z","onFailure":"hold","owner":"local:a","digestKey":"0f"}}"#
             )
         );
         assert_eq!(decode::<Plan>(KEY, &bytes).unwrap(), plan);
+    }
+
+    #[test]
+    fn a_plan_of_version_1_is_read_and_keeps_its_version() {
+        let old = br#"{"version":1,"layout":"f","segments":4,"generation":2,"state":"open","released":"e1"}"#;
+        let plan: Plan = decode(KEY, old).unwrap();
+        assert_eq!((plan.version, plan.cutovers, plan.has_ended("e1")), (1, 0, true));
+        assert_eq!(String::from_utf8(encode(&plan).unwrap()).unwrap().as_bytes(), old);
     }
 }

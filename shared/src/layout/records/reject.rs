@@ -13,6 +13,9 @@ pub fn key(generation: u64, segment: u32, n: u64) -> String {
     format!("__lake_internal/dynamo-prefix-v2/reject/{generation}/{segment}/{n}")
 }
 
+/// Most characters of a reject's detail.
+pub const MAX_DETAIL_CHARS: usize = 500;
+
 /// Why a key cannot move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -47,9 +50,14 @@ pub struct Reject {
 impl Record for Reject {}
 
 impl Reject {
-    /// A reject of this version.
+    /// A reject of this version. A detail over [`MAX_DETAIL_CHARS`] is cut: names of attributes have up to 64 KB each.
     pub fn new(key: impl Into<String>, reason: Reason, detail: impl Into<String>) -> Self {
-        Self { version: VERSION, key: key.into(), reason, detail: detail.into(), extra: Map::new() }
+        let mut detail = detail.into();
+        if let Some((end, _)) = detail.char_indices().nth(MAX_DETAIL_CHARS) {
+            detail.truncate(end);
+            detail.push('…');
+        }
+        Self { version: VERSION, key: key.into(), reason, detail, extra: Map::new() }
     }
 }
 
@@ -59,6 +67,13 @@ mod tests {
 
     use super::super::{decode, encode};
     use super::*;
+
+    #[test]
+    fn names_of_60_kilobytes_leave_a_record_that_fits_an_item() {
+        let detail = vec!["\u{1}".repeat(60_000); 5].join(", ");
+        let reject = Reject::new("\u{1}".repeat(2048), Reason::UnsupportedItem, detail);
+        assert!(encode(&reject).unwrap().len() < 20_000);
+    }
 
     proptest! {
         #[test]

@@ -23,6 +23,17 @@ pub const MOST_LISTED: usize = 25;
 /// Most families that a verify record counts apart; the others are counted together under `""`.
 pub const MOST_FAMILIES: usize = 100;
 
+/// Most bytes of the keys that a record lists, as JSON: an item has at most 400 KB, and each write of the record pays for it.
+pub const MAX_LISTED_BYTES: usize = 32 * 1024;
+
+/// Most bytes of the names of the families that a record counts apart, as JSON.
+pub const MAX_FAMILY_BYTES: usize = 16 * 1024;
+
+/// Bytes of a text as JSON. A control character takes six.
+fn json_bytes(text: &str) -> usize {
+    serde_json::to_string(text).map_or(usize::MAX / 4, |json| json.len())
+}
+
 /// Which walk a segment belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Walk {
@@ -137,6 +148,12 @@ pub struct Mismatch {
 pub struct Segment {
     /// 1.
     pub version: u32,
+    /// Segments of the walk; 0 in a record of an earlier version.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub total: u32,
+    /// The plan's generation when the record was made; `None` without a plan and in a record of an earlier version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation: Option<u64>,
     /// Open, done or closed.
     pub state: State,
     /// Where the scan goes on; `None` at the start and at the end.
@@ -190,6 +207,9 @@ pub struct Segment {
     /// True where every key was compared with the other table, not only counted and digested.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub exact: bool,
+    /// True in a comparison that began after the marker was published.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub after_marker: bool,
     /// Read request units, up to the page before this write.
     #[serde(default)]
     pub read_units: f64,
@@ -209,12 +229,19 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the form that serde calls")]
+fn is_none(total: &u32) -> bool {
+    *total == 0
+}
+
 impl Record for Segment {}
 
 impl Default for Segment {
     fn default() -> Self {
         Self {
             version: VERSION,
+            total: 0,
+            generation: None,
             state: State::Open,
             cursor: None,
             writer: None,
@@ -233,6 +260,7 @@ impl Default for Segment {
             digest: Digest::default(),
             families: BTreeMap::new(),
             exact: false,
+            after_marker: false,
             read_units: 0.0,
             write_units: 0.0,
             conflicts: 0,
@@ -242,10 +270,23 @@ impl Default for Segment {
 }
 
 impl Segment {
+    /// The record of a segment that no worker has walked yet.
+    pub fn of_walk(total: u32, generation: Option<u64>) -> Self {
+        Self { total, generation, ..Self::default() }
+    }
+
+    /// True where this record is of a walk over so many segments, in this generation of the plan.
+    ///
+    /// A record of an earlier version does not say, and is none.
+    pub fn is_of(&self, total: u32, generation: Option<u64>) -> bool {
+        self.total == total && self.generation == generation
+    }
+
     /// Counts a difference, and lists it while there is room.
     pub fn add_mismatch(&mut self, mismatch: Mismatch) {
         self.mismatched += 1;
-        if self.mismatches.len() < MOST_LISTED {
+        let listed = || self.mismatches.iter().map(|one| json_bytes(&one.key)).sum::<usize>();
+        if self.mismatches.len() < MOST_LISTED && listed() + json_bytes(&mismatch.key) <= MAX_LISTED_BYTES {
             self.mismatches.push(mismatch);
         }
     }
@@ -255,7 +296,9 @@ impl Segment {
         if let Some(count) = self.families.get_mut(family) {
             *count += 1;
         } else {
-            let name = if self.families.len() < MOST_FAMILIES { family } else { "" };
+            let listed: usize = self.families.keys().map(|family| json_bytes(family)).sum();
+            let fits = self.families.len() < MOST_FAMILIES && listed + json_bytes(family) <= MAX_FAMILY_BYTES;
+            let name = if fits { family } else { "" };
             *self.families.entry(name.to_owned()).or_default() += 1;
         }
     }
@@ -302,6 +345,19 @@ mod tests {
     }
 
     #[test]
+    fn the_longest_keys_and_families_leave_a_record_far_below_an_item() {
+        let mut segment = Segment::default();
+        for n in 0..200 {
+            let long = format!("{}{n}", "\u{1}".repeat(2000));
+            segment.count_family(&long);
+            segment.add_mismatch(Mismatch { key: long, kind: MismatchKind::Missing });
+        }
+        assert_eq!((segment.mismatched, segment.families.values().sum::<u64>()), (200, 200));
+        segment.cursor = Some(Position { bucket: Some("\u{1}".repeat(2048)), pk: "\u{1}".repeat(2048) });
+        assert!(encode(&segment).unwrap().len() < 100_000, "{}", encode(&segment).unwrap().len());
+    }
+
+    #[test]
     fn a_record_without_mismatches_fits_one_write_unit() {
         let mut digest = Digest::default();
         digest.add("secret", "key", b"value");
@@ -309,6 +365,8 @@ mod tests {
             digest,
             cursor: Some(Position { bucket: None, pk: "k".repeat(300) }),
             writer: Some("w".repeat(40)),
+            total: 256,
+            generation: Some(u64::from(u32::MAX)),
             scanned: u64::from(u32::MAX),
             bytes: u64::from(u32::MAX),
             copied: u64::from(u32::MAX),

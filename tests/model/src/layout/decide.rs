@@ -17,8 +17,8 @@ use std::sync::{LazyLock, RwLock};
 use jiff::Timestamp;
 use metashift::layout::backfill::decide::{Verdict, first, movable, settled};
 use metashift::layout::plan::{
-    self, Beside, begin_cutover, begin_repair, close_generation, end_repair, finalize, next_generation,
-    opened, release, transition,
+    self, Beside, Generation, begin_cutover, begin_repair, close_generation, end_repair, finalize,
+    next_generation, opened, release, transition,
 };
 use metashift::layout::records::plan::{Cutover, OnFailure, Plan, State as PlanState};
 use metashift::layout::records::reject::{self, Reason as RejectReason, Reject};
@@ -137,7 +137,7 @@ pub(super) fn opening(protocol: &Protocol) -> Vec<Transaction> {
         .map(|key| Action::record(&key, None, Write::Put(encode(&Segment::default()).unwrap())))
         .collect();
     vec![
-        transition(None, &first, Beside::Nothing).unwrap(),
+        transition(None, &first, Beside::NoMarker).unwrap(),
         Transaction { actions: records },
         transition(Some(&bytes), &opened(&first).unwrap(), Beside::Nothing).unwrap(),
     ]

@@ -2,10 +2,10 @@
 
 use super::repair::repair_records;
 use super::{
-    Action, Beside, Condition, Cutover, Flaw, Intent, Item, OnFailure, Plan, PlanState, Protocol, Question,
-    Role, Segment, SegmentState, State, Summary, Timestamp, Value, Walk, Who, Write, answer, begin_cutover,
-    begin_repair, close_generation, encode, end_repair, finalize, next_generation, one, opened, release,
-    transition, verify_records,
+    Action, Beside, Condition, Cutover, Flaw, Generation, Intent, Item, OnFailure, Plan, PlanState, Protocol,
+    Question, Role, Segment, SegmentState, State, Summary, Timestamp, Value, Walk, Who, Write, answer,
+    begin_cutover, begin_repair, close_generation, encode, end_repair, finalize, next_generation, one,
+    opened, release, transition, verify_records,
 };
 
 pub(super) fn planners(protocol: &Protocol, state: &State, decided: &mut Vec<Intent>) {
@@ -13,7 +13,7 @@ pub(super) fn planners(protocol: &Protocol, state: &State, decided: &mut Vec<Int
     let Some(stored) = tables.get(protocol.plan) else {
         decided.extend(answer(Question::Plan("first", None, 0, None), || {
             let first = Plan::first(protocol.layout.fingerprint(), scope.segments);
-            moved("a plan is made", None, &first, Beside::Nothing, false)
+            moved("a plan is made", None, &first, Beside::NoMarker, false)
         }));
         return;
     };
@@ -67,7 +67,12 @@ pub(super) fn planners(protocol: &Protocol, state: &State, decided: &mut Vec<Int
             };
             if generation(plan.generation).all(closed) || protocol.has(Flaw::OldGenerationOpen) {
                 decided.extend(ask("next", 0, &|| {
-                    let next = next_generation(plan, plan.segments).unwrap();
+                    let chosen = Generation {
+                        segments: plan.segments,
+                        layout: plan.layout.clone(),
+                        companion: "v2".to_owned(),
+                    };
+                    let next = next_generation(plan, chosen).unwrap();
                     moved("the next generation begins", read, &next, Beside::Nothing, false)
                 }));
             }
@@ -108,7 +113,7 @@ pub(super) fn planners(protocol: &Protocol, state: &State, decided: &mut Vec<Int
             }));
             publishers(protocol, state, stored, &epoch, decided);
         }
-        PlanState::Final => {}
+        PlanState::Takeover | PlanState::Final => {}
     }
 }
 
@@ -181,8 +186,9 @@ fn installers(protocol: &Protocol, state: &State, stored: Value, decided: &mut V
         let mut read = plan.clone();
         if reused {
             read.released = None;
+            read.ended_epochs.clear();
         }
-        let next = begin_cutover(&read, cutover).unwrap();
+        let next = begin_cutover(&read, cutover, None).unwrap();
         moved(
             &format!("cutover {epoch} takes the barrier"),
             Some(stored.bytes()),
