@@ -164,16 +164,38 @@ impl Output {
         }
     }
 
-    /// An object for a program; nothing for a person. What it calls `next` is spelled like a message.
+    /// An object for a program; nothing for a person. What it calls `next` and `steps` is spelled like a message.
     pub(crate) fn emit(&self, value: &Value) {
         if !self.json {
             return;
         }
         let mut value = value.clone();
-        if let Some(Value::String(next)) = value.get_mut("next") {
-            *next = self.again.spelled(next);
-        }
+        self.spell(&mut value);
         put(value);
+    }
+
+    /// Every command that an object names under `next` or `steps`.
+    fn spell(&self, value: &mut Value) {
+        let Value::Object(fields) = value else {
+            if let Value::Array(all) = value {
+                all.iter_mut().for_each(|one| self.spell(one));
+            }
+            return;
+        };
+        for (name, value) in fields {
+            match (name.as_str(), value) {
+                ("next", Value::String(text)) => *text = self.again.spelled(text),
+                ("steps", Value::Array(steps)) => {
+                    for step in steps {
+                        match step {
+                            Value::String(text) => *text = self.again.spelled(text),
+                            other => self.spell(other),
+                        }
+                    }
+                }
+                (_, value) => self.spell(value),
+            }
+        }
     }
 
     /// Rows for a person, the object for a program.

@@ -12,8 +12,6 @@ mod run;
 mod status;
 
 use clap::Subcommand;
-use metashift::layout::Tables;
-use metashift::layout::cutover;
 use metashift::layout::plan::refused;
 use metashift::layout::records::plan::{Plan, State};
 use metashift::layout::records::segment::MismatchKind;
@@ -64,14 +62,6 @@ pub(crate) async fn run(command: LayoutCommand, output: &Output) -> Result<()> {
         LayoutCommand::Retire(args) => retire::run(args, output).await,
         LayoutCommand::RollbackPlan(args) => rollback_plan::run(args, output).await,
     }
-}
-
-/// Ends a cutover that ran past its deadline and was left by a dead run: any command does.
-async fn release_expired(tables: &Tables, output: &Output) -> Result<()> {
-    if let Some(cutover) = cutover::release_expired(tables).await? {
-        output.say(format!("released the barrier of the expired cutover {}", cutover.epoch));
-    }
-    Ok(())
 }
 
 /// The refusal of a command that is for after the marker.

@@ -1,7 +1,8 @@
 //! What every invocation of one function shares: the clients, the step's name, time.
 
-use aws_config::{BehaviorVersion, SdkConfig};
+use aws_config::SdkConfig;
 use jiff::Timestamp;
+use metashift::aws;
 use metashift::environment::{Environment, elapsed};
 use metashift::layout::input::Input;
 use metashift::layout::{Tables, steps, tables};
@@ -22,8 +23,8 @@ impl Context {
             Error::new(ErrorKind::InvalidInput, "METASHIFT_STEP is not set")
                 .next("deploy the template as it is")
         })?;
-        let config = aws_config::load_defaults(BehaviorVersion::latest()).await;
-        let client = tables::client(&config);
+        let config = aws::config(None).await;
+        let client = tables::connect(&config, None)?;
         Ok(Self { step, config, client, environment: Environment::system() })
     }
 

@@ -1,10 +1,11 @@
 //! Where a catalog store is: an object store and a path in it.
 
+mod s3;
+
 use std::fmt;
 use std::sync::Arc;
 
 use object_store::ObjectStore;
-use object_store::aws::AmazonS3Builder;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use url::Url;
@@ -43,12 +44,12 @@ impl Location {
 
     /// The store that a URL names.
     ///
-    /// `s3://bucket/path` takes region, credentials and endpoint from the environment (`AWS_REGION`,
-    /// `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `AWS_ENDPOINT_URL_S3`, …); an `http://` endpoint is allowed.
+    /// `s3://bucket/path` takes region, credentials and endpoint from the chain of [`crate::aws`]; an `http://` endpoint is
+    /// allowed.
     /// `file:///directory` is a directory of this machine and has to exist.
     ///
     /// `InvalidInput` for anything else.
-    pub fn parse(text: &str) -> Result<Self> {
+    pub async fn parse(text: &str) -> Result<Self> {
         let invalid = |why: String| {
             Error::new(ErrorKind::InvalidInput, format!("store {text}: {why}"))
                 .next("name it as s3://bucket/path or file:///directory")
@@ -62,14 +63,9 @@ impl Location {
             "s3" => {
                 let bucket = url.host_str().filter(|host| !host.is_empty());
                 let bucket = bucket.ok_or_else(|| invalid("names no bucket".to_owned()))?;
-                let endpoint = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"]
-                    .iter()
-                    .find_map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()));
-                let builder = AmazonS3Builder::from_env().with_bucket_name(bucket);
-                let plain = endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
-                let store =
-                    builder.with_allow_http(plain).build().map_err(|error| invalid(error.to_string()))?;
-                Ok(Self { store: Arc::new(store), path: path(&url)?, name: text.into() })
+                let path = path(&url)?;
+                let store = s3::bucket(bucket).await.map_err(|error| invalid(error.to_string()))?;
+                Ok(Self { store: Arc::new(store), path, name: text.into() })
             }
             "file" => {
                 let directory =
@@ -97,18 +93,18 @@ pub fn make_directory(text: &str) -> Result<()> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_url_that_names_no_store_is_invalid_input() {
+    #[tokio::test]
+    async fn a_url_that_names_no_store_is_invalid_input() {
         for text in
             ["", "lake", "gs://b/p", "s3:///p", "file:///does/not/exist", "s3://b/p?x=1", "file://host/x"]
         {
-            assert_eq!(Location::parse(text).unwrap_err().kind(), ErrorKind::InvalidInput, "{text}");
+            assert_eq!(Location::parse(text).await.unwrap_err().kind(), ErrorKind::InvalidInput, "{text}");
         }
     }
 
-    #[test]
-    fn an_s3_url_is_bucket_and_path() {
-        let location = Location::parse("s3://lake/catalogs/main").unwrap();
+    #[tokio::test]
+    async fn an_s3_url_is_bucket_and_path() {
+        let location = Location::parse("s3://lake/catalogs/main").await.unwrap();
         assert_eq!(location.path.as_ref(), "catalogs/main");
         assert_eq!(location.to_string(), "s3://lake/catalogs/main");
     }

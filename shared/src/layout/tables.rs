@@ -8,6 +8,7 @@
 //! refused its form), `Throttled`, `Contended` or `Unavailable` after [`DEFAULT_PATIENCE`] of attempts, and a write with
 //! `OutcomeUnknown` where its answer was lost. Only further kinds are named below.
 
+mod clock;
 mod convert;
 mod describe;
 mod failure;
@@ -16,19 +17,21 @@ mod meter;
 use std::collections::HashMap;
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
+use aws_config::SdkConfig;
 use aws_sdk_dynamodb::Client;
-use aws_sdk_dynamodb::config::Builder;
 use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::config::timeout::TimeoutConfig;
+use aws_sdk_dynamodb::config::{Builder, Credentials, Region};
 use aws_sdk_dynamodb::types::{
     AttributeValue, Get, KeysAndAttributes, ReturnConsumedCapacity, TransactGetItem,
 };
 use futures::{StreamExt, TryStreamExt};
 
 pub use convert::{Content, Item};
-pub use describe::{KeyAttribute, TableFacts};
+pub use describe::{KeyAttribute, Probe, TableFacts};
 use failure::Failure;
 pub use meter::{Meter, Usage};
 
@@ -38,8 +41,12 @@ use super::outcome::{Cancelled, Reason, classify};
 use super::records::segment::Position;
 use super::records::{self, Record, Stored};
 use super::transaction::{Action, Condition, Role, Side, Transaction, Write};
+use crate::aws;
 use crate::environment::{Environment, elapsed};
 use crate::{Error, ErrorKind, Result};
+
+/// The service, by the name that settings have for it.
+pub const SERVICE: &str = "DynamoDB";
 
 /// Suffix of the companion table's name.
 pub const COMPANION_SUFFIX: &str = "_prefix_v2";
@@ -62,6 +69,36 @@ const SPENT_PREFIX: &str = "__lake_internal/dynamo-prefix-v2/spent/";
 /// How long a request is tried again where the caller does not say otherwise.
 pub const DEFAULT_PATIENCE: Duration = Duration::from_secs(20);
 
+/// A client for the server that `endpoint`, else environment or profile name, else for AWS; credentials and region are those
+/// of the configuration, and of a server on this machine, which takes any, where none are named.
+///
+/// `InvalidInput` where the server's name is no address.
+pub fn connect(config: &SdkConfig, endpoint: Option<&str>) -> Result<Client> {
+    let mut builder = Builder::from(config);
+    if let Some(endpoint) = endpoint.map(str::to_owned).or_else(|| aws::endpoint(config, SERVICE)) {
+        if !endpoint.starts_with("http://") && !endpoint.starts_with("https://") {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                format!("the address of a server begins with http:// or https://: {endpoint:?}"),
+            )
+            .next("name it with --endpoint, AWS_ENDPOINT_URL_DYNAMODB or in the profile; AWS needs none"));
+        }
+        if aws::is_loopback(&endpoint) {
+            builder = builder.http_client(aws::direct());
+            if !aws::names_credentials() {
+                // Looking for real ones would only be slow.
+                builder =
+                    builder.credentials_provider(Credentials::new("local", "local", None, None, "metashift"));
+            }
+        }
+        if config.region().is_none() {
+            builder = builder.region(Region::from_static("us-east-1"));
+        }
+        builder = builder.endpoint_url(endpoint);
+    }
+    Ok(client(builder))
+}
+
 /// A client whose attempts are bounded (2 s to connect, 5 s each) and never repeated by the SDK.
 pub fn client(config: impl Into<Builder>) -> Client {
     let timeouts = TimeoutConfig::builder()
@@ -81,6 +118,8 @@ pub struct Tables {
     environment: Environment,
     patience: Duration,
     meter: Arc<Meter>,
+    /// Milliseconds by which the table's clock was ahead of this machine's when it was last asked.
+    ahead: Arc<AtomicI64>,
 }
 
 /// One page of a scan or query.
@@ -111,6 +150,7 @@ impl Tables {
             environment,
             patience: DEFAULT_PATIENCE,
             meter: Arc::default(),
+            ahead: Arc::default(),
         }
     }
 

@@ -368,10 +368,16 @@ async fn the_commands_of_a_rollback_plan_work_in_their_order() {
         if step.contains("roll the nodes back") {
             lake.put(Side::V1, "tbl/v1-only", b"v").await;
         }
+        // As it is printed: it names the table and the server itself.
         if let Some((_, arguments)) = step.split_once("metashift layout ") {
-            let arguments: Vec<_> = arguments.split_whitespace().collect();
-            let running = run(&lake, &arguments);
-            let (code, said) = tokio::time::timeout(Duration::from_secs(30), running).await.expect(step);
+            let mut pasted = Command::new(env!("CARGO_BIN_EXE_metashift"));
+            pasted
+                .env_clear()
+                .args(["--json", "layout"])
+                .args(arguments.split_whitespace())
+                .kill_on_drop(true);
+            let output = tokio::time::timeout(Duration::from_secs(30), pasted.output()).await.expect(step);
+            let (code, said) = ended(&output.unwrap());
             assert_eq!(code, Some(0), "{step}: {said}");
             ran += 1;
         }
@@ -496,4 +502,46 @@ async fn what_status_says_is_next_does_that_to_the_same_table() {
     pasted.env_clear().args(["--json", "layout"]).args(named.split_whitespace()).kill_on_drop(true);
     let (code, said) = ended(&pasted.output().await.unwrap());
     assert_eq!(code, Some(0), "{named}: {said}");
+}
+
+#[tokio::test]
+async fn who_may_only_read_can_look_at_a_dead_cutover_and_looking_ends_none() {
+    let lake = Lake::with_items(20).await;
+    lake.run(2).backfill().await.unwrap();
+    install_barrier(&lake.tables, &start("e1")).await.unwrap();
+    let proxy = lake.proxy().await;
+    let denied = Fault::Error { name: "AccessDeniedException".to_owned() };
+    proxy.add(Rule::new("writes", denied).on("TransactWriteItems"));
+    proxy.add(Rule::new("date", Fault::Date { seconds: Some(700) }).on("GetItem"));
+    let before = lake.everything().await;
+    for arguments in [&["status"][..], &["plan"], &["rejects"], &["rollback-plan"]] {
+        let (code, said) = ended(&command(&proxy.endpoint(), arguments).output().await.unwrap());
+        assert_eq!(code, Some(0), "{arguments:?}: {said}");
+        if arguments == ["status"] {
+            let next = said["next"].as_str().unwrap();
+            assert!(next.contains("past its deadline") && next.contains("layout abort"), "{next}");
+        }
+    }
+    let report = ["--json", "report", "--table", TABLE, "--endpoint"];
+    let mut report_of = Command::new(env!("CARGO_BIN_EXE_metashift"));
+    let said = report_of.env_clear().args(report).arg(proxy.endpoint()).output().await.unwrap();
+    assert_eq!(ended(&said).0, Some(0));
+    assert_eq!(proxy.hits("writes"), 0);
+    proxy.remove("writes");
+    // What sets something for a run ends none either.
+    for arguments in [&["throttle", "--write-units", "50"][..], &["pause"], &["resume"], &["status"]] {
+        assert_eq!(
+            ended(&command(&proxy.endpoint(), arguments).output().await.unwrap()).0,
+            Some(0),
+            "{arguments:?}"
+        );
+    }
+    assert_eq!(lake.value(Side::V1, BARRIER_KEY).await.as_deref(), Some(BARRIER_VALUE));
+    let control = "__lake_internal/dynamo-prefix-v2/control";
+    lake.remove(Side::V1, control).await;
+    assert!(before == lake.everything().await, "looking has changed something");
+    let (code, said) =
+        ended(&command(&proxy.endpoint(), &["run", "--local", "--segments", "2"]).output().await.unwrap());
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(lake.value(Side::V1, BARRIER_KEY).await, None, "a verb ends it");
 }
