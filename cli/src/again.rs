@@ -53,6 +53,11 @@ impl Again {
         Self { flags, machine, region, local }
     }
 
+    #[cfg(test)]
+    pub(crate) fn with_flags(self, flags: &str) -> Self {
+        Self { flags: flags.to_owned(), ..self }
+    }
+
     /// `text` with every `metashift layout …` and `metashift catalog run …` in it spelled out.
     pub(crate) fn spelled(&self, text: &str) -> String {
         let mut parts = text.split(PREFIX);

@@ -23,7 +23,7 @@ pub(crate) struct TableArgs {
     #[arg(long)]
     companion: Option<String>,
     /// Address of a DynamoDB-compatible server; else as AWS_ENDPOINT_URL_DYNAMODB, AWS_ENDPOINT_URL or the profile say, else AWS.
-    #[arg(long, value_parser = address)]
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     endpoint: Option<String>,
     /// AWS region; else as the environment or the profile says.
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
@@ -99,22 +99,4 @@ pub(crate) fn environment_names_a_server() -> bool {
     let ignored =
         set("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS").is_some_and(|on| on.eq_ignore_ascii_case("true"));
     !ignored && set("AWS_ENDPOINT_URL_DYNAMODB").is_some()
-}
-
-fn address(text: &str) -> std::result::Result<String, String> {
-    if text.starts_with("http://") || text.starts_with("https://") {
-        return Ok(text.to_owned());
-    }
-    Err("the address of a server begins with http:// or https://".to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_address_says_how_it_is_spoken_to() {
-        assert!(address("http://h:1").is_ok() && address("https://h").is_ok());
-        assert!(address("127.0.0.1:8000").is_err() && address("").is_err());
-    }
 }

@@ -65,12 +65,7 @@ impl Machine {
     /// The machine that the flags name, or the only one whose name ends with `suffix`.
     pub(crate) async fn find(args: &MachineArgs, suffix: &str, region: Option<&str>) -> Result<Self> {
         let config = aws::config(region).await;
-        let server = aws::endpoint(&config, SERVICE);
-        let mut builder = aws_sdk_sfn::config::Builder::from(&config);
-        if server.as_deref().is_some_and(aws::is_loopback) {
-            builder = builder.http_client(aws::direct());
-        }
-        let (client, console) = (Client::from_conf(builder.build()), server.is_none());
+        let (client, console) = (Client::new(&config), aws::endpoint(&config, SERVICE).is_none());
         if let Some(arn) = args.attach.as_ref().or(args.state_machine.as_ref()) {
             return Ok(Self { client, arn: arn.clone(), console });
         }
@@ -344,7 +339,7 @@ where
         "StateMachineDoesNotExist" | "ExecutionDoesNotExist" | "InvalidArn" | "InvalidName" => {
             (ErrorKind::InvalidInput, "check --state-machine, --attach and --name")
         }
-        _ if text.contains("credentials") => {
+        _ if text.contains("credential") => {
             return Error::new(
                 ErrorKind::AccessDenied,
                 format!("{what}: no usable AWS credentials were found: {text}"),

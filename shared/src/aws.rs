@@ -14,9 +14,16 @@ use aws_config::{BehaviorVersion, Region, SdkConfig};
 use aws_credential_types::provider::error::{CredentialsError, TokenError};
 use aws_credential_types::provider::token::ProvideToken;
 use aws_credential_types::provider::{ProvideCredentials, future};
-use aws_smithy_http_client::Builder;
+use aws_smithy_http_client::proxy::ProxyConfig;
 use aws_smithy_http_client::tls::{Provider, rustls_provider::CryptoMode};
-use aws_smithy_runtime_api::client::http::SharedHttpClient;
+use aws_smithy_http_client::{Builder, ConnectorBuilder};
+use aws_smithy_runtime_api::client::http::{
+    HttpClient, HttpConnector, HttpConnectorFuture, HttpConnectorSettings, SharedHttpClient,
+    SharedHttpConnector,
+};
+use aws_smithy_runtime_api::client::orchestrator::HttpRequest;
+use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
+use aws_smithy_runtime_api::shared::IntoShared;
 use aws_types::service_config::ServiceConfigKey;
 
 /// What to do where the chain has no credentials.
@@ -25,7 +32,9 @@ pub const NEEDS_CREDENTIALS: &str = "set AWS credentials and a region, for examp
 /// The configuration of this process; `region` is one that a person named.
 #[allow(clippy::disallowed_methods, reason = "the one place that makes a chain")]
 pub async fn config(region: Option<&str>) -> SdkConfig {
-    let loader = aws_config::defaults(BehaviorVersion::latest()).token_provider(NoToken);
+    let client = Routed { proxied: client(ProxyConfig::from_env), direct: direct() }.into_shared();
+    let loader = aws_config::defaults(BehaviorVersion::latest());
+    let loader = loader.token_provider(NoToken).http_client(SharedHttpClient::clone(&client));
     let named = region.map(|region| Region::new(region.to_owned()));
     let Some(name) = variable("AWS_PROFILE") else {
         return match named {
@@ -39,7 +48,7 @@ pub async fn config(region: Option<&str>) -> SdkConfig {
         .or_else(ProfileFileRegionProvider::new())
         .region()
         .await;
-    let surroundings = ProviderConfig::default().with_region(region.clone());
+    let surroundings = ProviderConfig::default().with_region(region.clone()).with_http_client(client);
     let chain = NamedProfile { name, keys: EnvironmentVariableCredentialsProvider::new(), surroundings };
     loader.region(RegionProviderChain::first_try(region)).credentials_provider(chain).load().await
 }
@@ -99,6 +108,18 @@ pub fn endpoint(config: &SdkConfig, service: &str) -> Option<String> {
     own.or_else(|| config.endpoint_url().map(str::to_owned)).filter(|found| !found.is_empty())
 }
 
+/// An address without the user and the secret that it may hold.
+pub fn without_secret(address: &str) -> String {
+    let (scheme, rest) = address.split_once("://").unwrap_or(("", address));
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let (authority, path) = rest.split_at(end);
+    match authority.rsplit_once('@') {
+        None => address.to_owned(),
+        Some((_, host)) if scheme.is_empty() => format!("…@{host}{path}"),
+        Some((_, host)) => format!("{scheme}://…@{host}{path}"),
+    }
+}
+
 /// True for a server on this machine.
 pub fn is_loopback(endpoint: &str) -> bool {
     let rest = endpoint.split_once("://").map_or(endpoint, |(_, rest)| rest);
@@ -114,7 +135,59 @@ pub fn names_credentials() -> bool {
 
 /// A client that connects by itself, whatever proxy the environment names: for a server on this machine.
 pub fn direct() -> SharedHttpClient {
-    Builder::new().tls_provider(Provider::Rustls(CryptoMode::AwsLc)).build_https()
+    client(ProxyConfig::disabled)
+}
+
+fn client(proxy: fn() -> ProxyConfig) -> SharedHttpClient {
+    Builder::new().build_with_connector_fn(move |settings, components| {
+        let mut builder = ConnectorBuilder::default().tls_provider(Provider::Rustls(CryptoMode::AwsLc));
+        builder.set_connector_settings(settings.cloned()).set_proxy_config(Some(proxy()));
+        builder.set_sleep_impl(components.and_then(RuntimeComponents::sleep_impl));
+        builder.build()
+    })
+}
+
+/// The proxy of the environment, but never for what is on this machine or is the machine's own: a proxy's instance metadata is
+/// another machine's role.
+#[derive(Debug)]
+struct Routed {
+    proxied: SharedHttpClient,
+    direct: SharedHttpClient,
+}
+
+impl HttpClient for Routed {
+    fn http_connector(
+        &self,
+        settings: &HttpConnectorSettings,
+        components: &RuntimeComponents,
+    ) -> SharedHttpConnector {
+        SharedHttpConnector::new(RoutedConnector {
+            proxied: self.proxied.http_connector(settings, components),
+            direct: self.direct.http_connector(settings, components),
+        })
+    }
+}
+
+#[derive(Debug)]
+struct RoutedConnector {
+    proxied: SharedHttpConnector,
+    direct: SharedHttpConnector,
+}
+
+impl HttpConnector for RoutedConnector {
+    fn call(&self, request: HttpRequest) -> HttpConnectorFuture {
+        if is_loopback(request.uri()) || is_metadata(request.uri()) {
+            self.direct.call(request)
+        } else {
+            self.proxied.call(request)
+        }
+    }
+}
+
+/// True for what a machine or a container knows of itself.
+fn is_metadata(address: &str) -> bool {
+    let rest = address.split_once("://").map_or(address, |(_, rest)| rest);
+    ["169.254.", "[fd00:ec2::"].iter().any(|start| rest.starts_with(start))
 }
 
 /// An error with everything that caused it, in one line.
@@ -151,6 +224,13 @@ mod tests {
         {
             assert!(!is_loopback(there), "{there}");
         }
+    }
+
+    #[test]
+    fn an_address_is_shown_without_its_secret() {
+        assert_eq!(without_secret("s3://user:se@cret@bucket/a@b"), "s3://…@bucket/a@b");
+        assert_eq!(without_secret("user:secret@host"), "…@host");
+        assert_eq!(without_secret("s3://bucket/a@b"), "s3://bucket/a@b");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use metashift::catalog::driver::{Report, Stop};
 use metashift::catalog::format::{NEWEST, TARGETS};
 use metashift::catalog::handle::Catalog;
 use metashift::catalog::inspect::{Inspection, inspect};
-use metashift::catalog::location::{Location, make_directory};
+use metashift::catalog::location::{Location, make_directory, region_of_bucket};
 use metashift::catalog::log::lifecycle::{self, Changed, KEPT};
 use metashift::catalog::seed::{self, LAST_SNAPSHOT, Seed};
 use metashift::catalog::step::{Input, Mode, VERSION, inspected, invoke};
@@ -188,10 +188,38 @@ pub(crate) async fn reach(store: &str) -> Result<Location> {
             return Err(Error::new(ErrorKind::AccessDenied, format!("store {store}: {text}"))
                 .next(aws::NEEDS_CREDENTIALS));
         }
+        Ok(Err(error)) if ELSEWHERE.iter().any(|said| error.to_string().contains(said)) => {
+            return Err(elsewhere(store).await);
+        }
         Ok(Err(error)) => unreached(&error),
         Err(_) => (ErrorKind::Unavailable, format!("no answer within {} s", FIRST_ANSWER.as_secs())),
     };
     Err(Error::new(kind, format!("store {store}: {what}")).next(hint))
+}
+
+/// How S3 answers about a bucket of another region.
+const ELSEWHERE: [&str; 4] = [
+    "redirect without LOCATION",
+    "PermanentRedirect",
+    "AuthorizationHeaderMalformed",
+    "IllegalLocationConstraint",
+];
+
+/// The error of a bucket that is in another region.
+async fn elsewhere(store: &str) -> Error {
+    let region = region_of_bucket(store).await;
+    let (is, next) = match &region {
+        Some(region) => (format!("in {region}"), format!("name it with AWS_REGION={region}")),
+        None => (
+            "in another one, and does not say in which".to_owned(),
+            "name its region with AWS_REGION".to_owned(),
+        ),
+    };
+    Error::new(
+        ErrorKind::InvalidInput,
+        format!("store {store}: the bucket is not in the region that was asked, but {is}"),
+    )
+    .next(format!("{next}, and run it again"))
 }
 
 /// How S3 refuses who asks.

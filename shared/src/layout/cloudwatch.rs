@@ -89,7 +89,7 @@ async fn ask(
             .map_err(|error| {
                 let text = aws::reason(&error);
                 let denied = error.code().is_some_and(|code| code.contains("AccessDenied"))
-                    || text.contains("credentials");
+                    || text.contains("credential");
                 let kind = if denied { ErrorKind::AccessDenied } else { ErrorKind::Unavailable };
                 Error::new(kind, format!("CloudWatch: {text}")).next(ALLOW)
             })?;

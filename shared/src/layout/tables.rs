@@ -76,20 +76,18 @@ pub const DEFAULT_PATIENCE: Duration = Duration::from_secs(20);
 pub fn connect(config: &SdkConfig, endpoint: Option<&str>) -> Result<Client> {
     let mut builder = Builder::from(config);
     if let Some(endpoint) = endpoint.map(str::to_owned).or_else(|| aws::endpoint(config, SERVICE)) {
-        if !endpoint.starts_with("http://") && !endpoint.starts_with("https://") {
+        let shown = aws::without_secret(&endpoint);
+        if shown != endpoint || !endpoint.starts_with("http://") && !endpoint.starts_with("https://") {
             return Err(Error::new(
                 ErrorKind::InvalidInput,
-                format!("the address of a server begins with http:// or https://: {endpoint:?}"),
+                format!("the address of a server begins with http:// or https:// and holds no user or secret: {shown:?}"),
             )
             .next("name it with --endpoint, AWS_ENDPOINT_URL_DYNAMODB or in the profile; AWS needs none"));
         }
-        if aws::is_loopback(&endpoint) {
-            builder = builder.http_client(aws::direct());
-            if !aws::names_credentials() {
-                // Looking for real ones would only be slow.
-                builder =
-                    builder.credentials_provider(Credentials::new("local", "local", None, None, "metashift"));
-            }
+        if aws::is_loopback(&endpoint) && !aws::names_credentials() {
+            // Looking for real ones would only be slow.
+            builder =
+                builder.credentials_provider(Credentials::new("local", "local", None, None, "metashift"));
         }
         if config.region().is_none() {
             builder = builder.region(Region::from_static("us-east-1"));

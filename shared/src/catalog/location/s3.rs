@@ -10,11 +10,19 @@ use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvid
 use futures::lock::Mutex;
 use jiff::Timestamp;
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, AwsCredential};
-use object_store::client::{ClientConfigKey, CredentialProvider};
-use object_store::{Error as ObjectError, Result as ObjectResult};
+use object_store::client::{
+    ClientConfigKey, CredentialProvider, HttpConnector, HttpRequest, HttpRequestBody, ReqwestConnector,
+};
+use object_store::{ClientOptions, Error as ObjectError, Result as ObjectResult};
 
 use crate::aws;
 use crate::environment::{Environment, elapsed};
+
+/// A proxy that is named and used for nothing on this machine: without one the environment's would be used.
+const NO_PROXY: (&str, &str) = ("http://127.0.0.1:9", "localhost,127.0.0.0/8,::1");
+
+/// How long a bucket may take to say where it is.
+const ANSWER: Duration = Duration::from_secs(10);
 
 /// Credentials that end within this are asked for again.
 const BEFORE_THEY_END: Duration = Duration::from_secs(300);
@@ -34,10 +42,9 @@ pub(super) async fn bucket(name: &str) -> ObjectResult<AmazonS3> {
         }
     }
     if endpoint.as_deref().is_some_and(aws::is_loopback) {
-        // A proxy that is named and used for nothing: without one the environment's would be used.
         let option = |key| AmazonS3ConfigKey::Client(key);
-        builder = builder.with_config(option(ClientConfigKey::ProxyUrl), "http://127.0.0.1:9");
-        builder = builder.with_config(option(ClientConfigKey::ProxyExcludes), "localhost,127.0.0.0/8,::1");
+        builder = builder.with_config(option(ClientConfigKey::ProxyUrl), NO_PROXY.0);
+        builder = builder.with_config(option(ClientConfigKey::ProxyExcludes), NO_PROXY.1);
     }
     let local = endpoint.as_deref().is_some_and(aws::is_loopback) && !aws::names_credentials();
     let provider = match config.credentials_provider() {
@@ -46,6 +53,22 @@ pub(super) async fn bucket(name: &str) -> ObjectResult<AmazonS3> {
         _ => SharedCredentialsProvider::new(Credentials::new("local", "local", None, None, "metashift")),
     };
     builder.with_credentials(Arc::new(Chain::new(provider, Environment::system()))).build()
+}
+
+/// The region that a bucket is in: S3 says it with every answer about a bucket, a refusal too.
+pub(super) async fn region_of(bucket: &str) -> Option<String> {
+    let config = aws::config(None).await;
+    let endpoint = aws::endpoint(&config, "S3").unwrap_or_else(|| "https://s3.amazonaws.com".to_owned());
+    let mut options = ClientOptions::new().with_allow_http(true).with_timeout(ANSWER);
+    if aws::is_loopback(&endpoint) {
+        options = options.with_proxy_url(NO_PROXY.0).with_proxy_excludes(NO_PROXY.1);
+    }
+    let client = ReqwestConnector::default().connect(&options).ok()?;
+    let mut request = HttpRequest::new(HttpRequestBody::empty());
+    *request.method_mut() = "HEAD".parse().ok()?;
+    *request.uri_mut() = format!("{}/{bucket}", endpoint.trim_end_matches('/')).parse().ok()?;
+    let answer = client.execute(request).await.ok()?;
+    answer.headers().get("x-amz-bucket-region")?.to_str().ok().map(str::to_owned)
 }
 
 /// What `object_store` reads from the environment and the chain does not: encryption, checksums, requester pays, time-outs.

@@ -57,7 +57,7 @@ impl Failure {
             SdkError::DispatchFailure(dispatch) => {
                 let text = chain(error);
                 // The SDK hands out no type for these two; the words are its own and a test holds them.
-                if text.contains("credentials") || text.contains("identity") {
+                if text.contains("credential") || text.contains("identity") {
                     Self::of_construction(&text)
                 } else if text.contains("tcp connect error") || text.contains("dns error") {
                     Self::Passing(format!("cannot connect: {text}"))
@@ -72,7 +72,7 @@ impl Failure {
     }
 
     fn of_construction(text: &str) -> Self {
-        let (kind, what) = if text.contains("credentials") || text.contains("identity") {
+        let (kind, what) = if text.contains("credential") || text.contains("identity") {
             (ErrorKind::AccessDenied, "no usable AWS credentials were found")
         } else {
             (ErrorKind::InvalidInput, "the request could not be made")
