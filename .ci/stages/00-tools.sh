@@ -30,6 +30,7 @@ mkdir -p "$METASHIFT_TOOLS"
 venv python .ci/requirements.txt
 venv build .ci/build-requirements.txt
 venv stack .ci/stack-requirements.txt
+venv aws .ci/aws-requirements.txt
 
 if [ "$(cat "$METASHIFT_TOOLS/npm/installed.txt" 2>/dev/null)" = "$asl_validator" ]; then
   echo "asl-validator is there"

@@ -5,3 +5,4 @@ export PATH=$METASHIFT_TOOLS/build/bin:$METASHIFT_TOOLS/python/bin:$PATH AWS_DEF
 sam build --parameter-overrides Architecture=x86_64 >/dev/null
 cargo test --workspace --all-features --no-run --quiet
 python3 tests/documented/run.py "$CARGO_TARGET_DIR/debug/metashift" .aws-sam/build
+python3 tests/documented/retire.py "$CARGO_TARGET_DIR/debug/metashift" "$METASHIFT_TOOLS/aws/bin/aws"

@@ -2,14 +2,16 @@
 
 use std::path::PathBuf;
 
-use aws_config::{BehaviorVersion, Region, SdkConfig};
-use aws_sdk_dynamodb::config::{Builder, Credentials};
+use aws_config::SdkConfig;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
+use metashift::aws;
 use metashift::environment::Environment;
 use metashift::layout::{Layout, Tables, tables};
 use metashift::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
+
+use crate::again::quoted;
 
 /// Which tables, and where.
 #[derive(Debug, Clone, Args)]
@@ -20,11 +22,11 @@ pub(crate) struct TableArgs {
     /// The companion table; the name of the v1 table and `_prefix_v2` unless named.
     #[arg(long)]
     companion: Option<String>,
-    /// Address of a DynamoDB-compatible server; AWS unless named.
-    #[arg(long, env = "AWS_ENDPOINT_URL_DYNAMODB", value_parser = address)]
+    /// Address of a DynamoDB-compatible server; else as AWS_ENDPOINT_URL_DYNAMODB, AWS_ENDPOINT_URL or the profile say, else AWS.
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     endpoint: Option<String>,
-    /// AWS region; else as the environment says.
-    #[arg(long)]
+    /// AWS region; else as the environment or the profile says.
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     region: Option<String>,
     /// Another shard table than the field's: {"version":1,"default":8,"families":{"name":shards}}.
     #[arg(long, value_name = "FILE")]
@@ -44,13 +46,29 @@ impl TableArgs {
                 Layout::from_json(&text)?
             }
         };
-        let client = tables::client(self.config().await);
+        let client = tables::connect(&aws::config(self.region()).await, self.endpoint.as_deref())?;
         Ok(Tables::new(client, &self.table, self.companion.clone(), layout, Environment::system()))
     }
 
-    /// True where no other server is named.
-    pub(crate) fn is_aws(&self) -> bool {
-        self.endpoint.is_none()
+    /// The configuration, where no other server than AWS is named.
+    pub(crate) async fn aws(&self) -> Option<SdkConfig> {
+        let config = aws::config(self.region()).await;
+        let other = self.endpoint.is_some() || aws::endpoint(&config, tables::SERVICE).is_some();
+        (!other).then_some(config)
+    }
+
+    /// The flags by which the aws CLI goes to the same tables, each after a space.
+    pub(crate) async fn aws_flags(&self) -> String {
+        let config = aws::config(self.region()).await;
+        let endpoint = self.endpoint.clone().or_else(|| aws::endpoint(&config, tables::SERVICE));
+        // A server elsewhere than on AWS has no region, but a signature needs one.
+        let usual = endpoint.as_ref().map(|_| "us-east-1".to_owned());
+        let region = config.region().map(|region| region.as_ref().to_owned()).or(usual);
+        let profile = std::env::var("AWS_PROFILE").ok().filter(|name| !name.is_empty());
+        [("--profile", profile), ("--region", region), ("--endpoint-url", endpoint)]
+            .into_iter()
+            .filter_map(|(flag, value)| Some(format!(" {flag} {}", quoted(&value?))))
+            .collect()
     }
 
     /// The region that the flags name.
@@ -73,73 +91,12 @@ impl TableArgs {
         }
         input
     }
-
-    async fn config(&self) -> Builder {
-        let mut loader = aws_config::defaults(BehaviorVersion::latest());
-        if let Some(region) = &self.region {
-            loader = loader.region(Region::new(region.clone()));
-        }
-        if let Some(endpoint) = &self.endpoint
-            && is_on_this_machine(endpoint)
-            && !names_credentials()
-        {
-            // A server on this machine takes any; looking for real ones would only be slow.
-            loader = loader.credentials_provider(Credentials::new("local", "local", None, None, "metashift"));
-        }
-        let shared = loader.load().await;
-        let mut config = Builder::from(&shared);
-        if let Some(endpoint) = &self.endpoint {
-            config = config.endpoint_url(endpoint);
-            if shared.region().is_none() {
-                config = config.region(aws_sdk_dynamodb::config::Region::from_static("us-east-1"));
-            }
-        }
-        config
-    }
 }
 
-/// The environment's AWS configuration.
-pub(crate) async fn sdk_config(region: Option<&str>) -> SdkConfig {
-    let mut loader = aws_config::defaults(BehaviorVersion::latest());
-    if let Some(region) = region {
-        loader = loader.region(Region::new(region.to_owned()));
-    }
-    loader.load().await
-}
-
-fn address(text: &str) -> std::result::Result<String, String> {
-    if text.starts_with("http://") || text.starts_with("https://") {
-        return Ok(text.to_owned());
-    }
-    Err("the address of a server begins with http:// or https://".to_owned())
-}
-
-fn is_on_this_machine(endpoint: &str) -> bool {
-    let rest = endpoint.split_once("://").map_or(endpoint, |(_, rest)| rest);
-    ["127.0.0.1", "localhost", "[::1]"].iter().any(|host| {
-        rest.strip_prefix(host).is_some_and(|rest| rest.is_empty() || rest.starts_with([':', '/']))
-    })
-}
-
-fn names_credentials() -> bool {
-    ["AWS_ACCESS_KEY_ID", "AWS_PROFILE"].iter().any(|name| std::env::var_os(name).is_some())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_address_says_how_it_is_spoken_to() {
-        assert!(address("http://h:1").is_ok() && address("https://h").is_ok());
-        assert!(address("127.0.0.1:8000").is_err() && address("").is_err());
-    }
-
-    #[test]
-    fn only_this_machine_is_this_machine() {
-        assert!(is_on_this_machine("http://127.0.0.1:8000"));
-        assert!(is_on_this_machine("http://localhost"));
-        assert!(!is_on_this_machine("http://localhost.example.com"));
-        assert!(!is_on_this_machine("https://dynamodb.eu-west-1.amazonaws.com"));
-    }
+/// True where the environment names a server for DynamoDB alone, and so no state machine works on its tables.
+pub(crate) fn environment_names_a_server() -> bool {
+    let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let ignored =
+        set("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS").is_some_and(|on| on.eq_ignore_ascii_case("true"));
+    !ignored && set("AWS_ENDPOINT_URL_DYNAMODB").is_some()
 }

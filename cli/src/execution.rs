@@ -7,17 +7,29 @@ use std::future::Future;
 use std::time::Duration;
 
 use aws_sdk_sfn::Client;
-use aws_sdk_sfn::error::{DisplayErrorContext, ProvideErrorMetadata, SdkError};
+use aws_sdk_sfn::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_sfn::types::{ExecutionStatus, StateMachineListItem};
 use clap::Args;
-use metashift::{Error, ErrorKind, Result};
-use serde_json::{Value, json};
+use metashift::catalog::driver::FINAL_LIFETIME;
+use metashift::catalog::format::NEWEST;
+use metashift::error::Class;
+use metashift::layout::walk::DEFAULT_PAGE_SIZE;
+use metashift::{Error, ErrorKind, Result, aws};
+use serde_json::{Map, Value, json};
 
-use crate::connect;
 use crate::output::Output;
+
+/// The service, by the name that settings have for it.
+const SERVICE: &str = "SFN";
 
 /// Time between two looks at an execution.
 const POLL: Duration = Duration::from_secs(2);
+
+/// Longest time between two looks, where they fail.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// How many looks in a row may fail: about half an hour.
+const MOST_FAILURES: u32 = 60;
 
 /// Which state machine, and which execution of it.
 #[derive(Debug, Clone, Args)]
@@ -45,24 +57,24 @@ fn run_name(text: &str) -> std::result::Result<String, String> {
 pub(crate) struct Machine {
     client: Client,
     arn: String,
+    /// A server that is not AWS has no console.
+    console: bool,
 }
 
 impl Machine {
     /// The machine that the flags name, or the only one whose name ends with `suffix`.
     pub(crate) async fn find(args: &MachineArgs, suffix: &str, region: Option<&str>) -> Result<Self> {
-        let client = Client::new(&connect::sdk_config(region).await);
-        if let Some(attach) = &args.attach {
-            return Ok(Self { client, arn: attach.clone() });
-        }
-        if let Some(arn) = &args.state_machine {
-            return Ok(Self { client, arn: arn.clone() });
+        let config = aws::config(region).await;
+        let (client, console) = (Client::new(&config), aws::endpoint(&config, SERVICE).is_none());
+        if let Some(arn) = args.attach.as_ref().or(args.state_machine.as_ref()) {
+            return Ok(Self { client, arn: arn.clone(), console });
         }
         let listed: std::result::Result<Vec<StateMachineListItem>, _> =
             client.list_state_machines().into_paginator().items().send().collect().await;
         let mut found = listed.map_err(|error| failed("looking for the state machine", &error))?;
         found.retain(|one| one.name().ends_with(suffix));
         match found.as_slice() {
-            [one] => Ok(Self { client, arn: one.state_machine_arn().to_owned() }),
+            [one] => Ok(Self { client, arn: one.state_machine_arn().to_owned(), console }),
             [] => Err(Error::new(
                 ErrorKind::InvalidInput,
                 format!("no state machine whose name ends with {suffix} is deployed here"),
@@ -81,7 +93,7 @@ impl Machine {
 
     /// Starts an execution, or attaches to the one that is named or runs already, and gives its ARN.
     ///
-    /// `Superseded` where that one is of another mode, table or store. `look` is waited for before one is started: what
+    /// `Superseded` where that one was asked for anything else. `look` is waited for before one is started: what
     /// is wrong with the input is better said than started.
     pub(crate) async fn start(
         &self,
@@ -128,17 +140,13 @@ impl Machine {
             .map_err(|error| failed("looking at the execution", &error))?;
         let theirs: Value =
             found.input().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
-        let differs = ["mode", "table", "store", "toFormat"].iter().find(|name| {
-            let (theirs, ours) = (theirs.get(**name), input.get(**name));
-            theirs.is_some() && ours.is_some() && theirs != ours
-        });
-        match differs {
+        match difference(&theirs, input) {
             None => Ok(()),
-            Some(name) => Err(Error::new(
+            Some((name, theirs, ours)) => Err(Error::new(
                 ErrorKind::Superseded,
-                format!("{running} is for another {name}: {}", theirs.get(*name).unwrap_or(&Value::Null)),
+                format!("{running} is for another {name}: {theirs}, where this command asks for {ours}"),
             )
-            .next("wait for it, or start beside it with --name")),
+            .next("wait for it, ask for the same to follow it, or start beside it with --name")),
         }
     }
 
@@ -164,17 +172,28 @@ impl Machine {
         Fut: Future<Output = Result<(String, Value)>>,
     {
         let mut arn = first.to_owned();
-        announce(&arn, output);
+        self.announce(&arn, output);
         let mut shown = String::new();
+        let mut failures = 0;
         loop {
-            let found = self
-                .client
-                .describe_execution()
-                .execution_arn(&arn)
-                .send()
-                .await
-                .map_err(|error| failed("following the execution", &error))?;
-            let (line, object) = look().await?;
+            let looked = async {
+                let found = self.client.describe_execution().execution_arn(&arn).send().await;
+                let found = found.map_err(|error| failed("following the execution", &error))?;
+                Ok::<_, Error>((found, look().await?))
+            };
+            let (found, (line, object)) = match looked.await {
+                // The execution goes on whether it can be seen or not.
+                Err(error) if error.kind().class() == Class::RetryLater && failures < MOST_FAILURES => {
+                    if failures == 0 {
+                        output.say(format!("it goes on, but cannot be seen: {}", error.message()));
+                    }
+                    failures += 1;
+                    tokio::time::sleep((POLL * failures).min(LONGEST_PAUSE)).await;
+                    continue;
+                }
+                looked => looked?,
+            };
+            failures = 0;
             if line != shown {
                 output.say(&line);
                 output.emit(&object);
@@ -190,26 +209,67 @@ impl Machine {
                         return Ok(ended);
                     };
                     arn = format!("{base}:{successor}");
-                    announce(&arn, output);
+                    self.announce(&arn, output);
                 }
                 status => return Err(ended_badly(status, found.error(), found.cause())),
             }
         }
     }
+
+    fn announce(&self, arn: &str, output: &Output) {
+        let region = arn.split(':').nth(3).unwrap_or_default();
+        output.say(format!("execution {arn}"));
+        if self.console {
+            output.say(format!(
+                "  https://{region}.console.aws.amazon.com/states/home?region={region}#/v2/executions/details/{arn}"
+            ));
+        }
+        output.emit(&json!({ "execution": arn }));
+    }
 }
 
-fn announce(arn: &str, output: &Output) {
-    let region = arn.split(':').nth(3).unwrap_or_default();
-    output.say(format!("execution {arn}"));
-    // A server on this machine has no console.
-    if ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_SFN"].iter().any(|name| std::env::var_os(name).is_some()) {
-        output.emit(&json!({ "execution": arn }));
-        return;
-    }
-    output.say(format!(
-        "  https://{region}.console.aws.amazon.com/states/home?region={region}#/v2/executions/details/{arn}"
-    ));
-    output.emit(&json!({ "execution": arn }));
+/// What an execution does where its input leaves a field out; a field that is not here is then the stack's own.
+fn left_out(name: &str) -> Option<Value> {
+    Some(match name {
+        "newGeneration"
+        | "allowTtl"
+        | "allowReplicas"
+        | "discardForeignCursor"
+        | "adoptForeignBarrier"
+        | "dryRun"
+        | "writesPaused"
+        | "cutoverUnderLoad"
+        | "checkpoint" => json!(false),
+        "segments" | "layout" | "commitLogOrigin" => Value::Null,
+        "onFailure" => json!("release"),
+        "rollout" => json!({ "acknowledged": false }),
+        "pageSize" => json!(DEFAULT_PAGE_SIZE),
+        "finalCheckpointDays" => json!(FINAL_LIFETIME.as_secs() / 86_400),
+        "toFormat" => json!(NEWEST),
+        _ => return None,
+    })
+}
+
+/// Fields that say how an execution goes on or how long its turns are, not what for.
+const OF_THE_EXECUTION: [&str; 7] =
+    ["version", "migration", "maxPages", "maxSteps", "turnLimit", "resume", "epoch"];
+
+/// The first field in which two executions are for something else: its name, theirs, ours.
+fn difference(theirs: &Value, ours: &Value) -> Option<(String, String, String)> {
+    let names = [ours, theirs].into_iter().filter_map(Value::as_object).flat_map(Map::keys);
+    let mut names: Vec<_> = names.filter(|name| !OF_THE_EXECUTION.contains(&name.as_str())).collect();
+    // A successor carries the name of the repair that it goes on with.
+    names.retain(|name| *name != "repairRun" || ours.get("repairRun").is_some());
+    // What it is about before how it is done.
+    let about = ["mode", "table", "companion", "store"];
+    names.sort_by_key(|name| (about.iter().position(|one| one == name).unwrap_or(about.len()), *name));
+    names.into_iter().find_map(|name| {
+        let of = |input: &Value| input.get(name).cloned().or_else(|| left_out(name));
+        let (theirs, ours) = (of(theirs), of(ours));
+        let shown =
+            |value: Option<Value>| value.map_or_else(|| "the stack's own".to_owned(), |it| it.to_string());
+        (theirs != ours).then(|| (name.clone(), shown(theirs), shown(ours)))
+    })
 }
 
 /// The error that an execution ended with, by its name in the vocabulary.
@@ -256,9 +316,20 @@ where
     let code = error.as_service_error().and_then(ProvideErrorMetadata::code).unwrap_or_default();
     let text = match error.as_service_error() {
         Some(service) => format!("{code}: {}", service.message().unwrap_or("no message")),
-        None => DisplayErrorContext(error).to_string(),
+        None => aws::reason(error),
     };
     let (kind, next) = match code {
+        "ThrottlingException" | "Throttling" | "TooManyRequestsException" | "RequestLimitExceeded" => {
+            (ErrorKind::Throttled, "run it again; what runs already goes on")
+        }
+        "ExpiredTokenException"
+        | "ExpiredToken"
+        | "UnrecognizedClientException"
+        | "InvalidClientTokenId"
+        | "InvalidSignatureException"
+        | "SignatureDoesNotMatch"
+        | "IncompleteSignature"
+        | "MissingAuthenticationToken" => (ErrorKind::AccessDenied, aws::NEEDS_CREDENTIALS),
         "AccessDeniedException" => {
             (ErrorKind::AccessDenied, "allow the command to list, start and describe executions")
         }
@@ -268,12 +339,12 @@ where
         "StateMachineDoesNotExist" | "ExecutionDoesNotExist" | "InvalidArn" | "InvalidName" => {
             (ErrorKind::InvalidInput, "check --state-machine, --attach and --name")
         }
-        _ if text.contains("credentials") => {
+        _ if text.contains("credential") => {
             return Error::new(
                 ErrorKind::AccessDenied,
-                format!("{what}: no usable AWS credentials were found"),
+                format!("{what}: no usable AWS credentials were found: {text}"),
             )
-            .next("set AWS credentials and a region, or run the steps in this process with --local");
+            .next(format!("{}; --local runs the steps in this process", aws::NEEDS_CREDENTIALS));
         }
         _ if text.contains("region") && code.is_empty() => {
             return Error::new(ErrorKind::InvalidInput, format!("{what}: no AWS region is set"))
@@ -294,6 +365,49 @@ mod tests {
         for name in ["", "bad name", &"n".repeat(65)] {
             assert!(run_name(name).is_err(), "{name}");
         }
+    }
+
+    #[test]
+    fn an_execution_is_the_same_if_nothing_that_was_asked_differs() {
+        let differs = |theirs: Value, ours: Value| difference(&theirs, &ours).map(|(name, ..)| name);
+        let ours =
+            json!({ "version": 1, "mode": "backfill", "table": "t", "companion": "c", "pageSize": 200 });
+        let with = |name: &str, value: Value| {
+            let mut input = ours.clone();
+            input[name] = value;
+            input
+        };
+        assert_eq!(differs(ours.clone(), ours.clone()), None);
+        let successor = json!({ "run": "r", "number": 1, "phase": "backfill" });
+        for same in [
+            with("resume", successor),
+            with("epoch", json!("e")),
+            with("repairRun", json!("r")),
+            with("newGeneration", json!(false)),
+            with("segments", Value::Null),
+            with("onFailure", json!("release")),
+        ] {
+            assert_eq!(differs(same, ours.clone()), None);
+        }
+        for (name, value) in [
+            ("newGeneration", json!(true)),
+            ("segments", json!(8)),
+            ("pageSize", json!(50)),
+            ("layout", json!({ "version": 1 })),
+            ("onFailure", json!("hold")),
+            ("deadlineSeconds", json!(60)),
+            ("allowTtl", json!(true)),
+            ("rollout", json!({ "acknowledged": true })),
+            ("companion", json!("other")),
+            ("another", json!(1)),
+        ] {
+            assert_eq!(differs(with(name, value.clone()), ours.clone()).as_deref(), Some(name));
+            assert_eq!(differs(ours.clone(), with(name, value)).as_deref(), Some(name));
+        }
+        // Which table a stack works on cannot be seen here.
+        assert_eq!(differs(json!({ "mode": "backfill" }), ours).as_deref(), Some("table"));
+        let catalog = json!({ "mode": "run", "store": "s", "toFormat": 12, "checkpoint": true, "finalCheckpointDays": 7 });
+        assert_eq!(differs(json!({ "mode": "run", "store": "s" }), catalog).as_deref(), Some("checkpoint"));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use metashift::error::Class;
+use metashift::{Error, ErrorKind};
 
 use output::Output;
 
@@ -50,14 +51,51 @@ enum Command {
     Man,
 }
 
+/// An empty variable is not set, whoever reads it: clap, the SDK, object_store or we.
+#[expect(unsafe_code, reason = "nobody else reads the environment before the first thread begins")]
+fn forget_empty_variables() {
+    let ours = |name: &str| ["AWS_", "LAKE_", "METASHIFT_"].iter().any(|prefix| name.starts_with(prefix));
+    for (name, value) in std::env::vars_os() {
+        if value.is_empty() && name.to_str().is_some_and(ours) {
+            // SAFETY: this is the only thread.
+            unsafe { std::env::remove_var(&name) };
+        }
+    }
+}
+
+/// What clap says instead of a command: help, the version, or what is wrong with the arguments.
+fn said_by_clap(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        output::put_raw(&error.render().to_string());
+        return output::ended(ExitCode::SUCCESS, &Output::new(false, again::Again::default()));
+    }
+    if !std::env::args_os().any(|argument| argument == "--json") {
+        // A terminal that has gone away has nobody to read it.
+        let _gone = error.print();
+        return ExitCode::from(Class::FixInput.exit_code());
+    }
+    let text = error.render().to_string();
+    let what: Vec<_> = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:")).collect();
+    let what = what.join(" ");
+    let what = what.trim().trim_start_matches("error: ");
+    let wrong = Error::new(ErrorKind::InvalidInput, what);
+    Output::new(true, again::Again::default()).error(&wrong);
+    ExitCode::from(Class::FixInput.exit_code())
+}
+
 fn main() -> ExitCode {
-    let matches = Cli::command().after_long_help(commands::exit_codes_in_help()).get_matches();
-    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    forget_empty_variables();
+    let parsed = Cli::command().after_long_help(commands::exit_codes_in_help()).try_get_matches();
+    let parsed = parsed.and_then(|matches| Cli::from_arg_matches(&matches).map(|cli| (matches, cli)));
+    let (matches, cli) = match parsed {
+        Ok(parsed) => parsed,
+        Err(error) => return said_by_clap(&error),
+    };
     let output = Output::new(cli.json, again::Again::of(&matches));
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("error: no runtime: {error}");
+            output.error(&Error::new(ErrorKind::Internal, format!("no runtime: {error}")));
             return ExitCode::from(Class::Internal.exit_code());
         }
     };
@@ -83,7 +121,7 @@ fn main() -> ExitCode {
             tokio::select! {
                 biased;
                 ended = &mut work => return match ended {
-                    Ok(()) => ExitCode::SUCCESS,
+                    Ok(()) => output::ended(ExitCode::SUCCESS, &output),
                     Err(error) => {
                         output.error(&error);
                         ExitCode::from(error.kind().exit_code())

@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{ContentArrangement, Table};
@@ -16,14 +17,74 @@ use serde_json::{Value, json};
 
 use crate::again::Again;
 
-/// A line on standard output. Whoever read it may have gone away (`| head`); the work goes on without them.
+/// Why standard output did not take something, the first time.
+static UNWRITTEN: OnceLock<String> = OnceLock::new();
+
+/// Keeps why something was not written. Whoever read it may have gone away (`| head`); the work goes on without them.
+fn written(result: std::io::Result<()>) {
+    if let Err(error) = result
+        && error.kind() != std::io::ErrorKind::BrokenPipe
+    {
+        // Only the first reason is of interest.
+        let _known = UNWRITTEN.set(error.to_string());
+    }
+}
+
+/// A line on standard output.
 pub(crate) fn put(line: impl std::fmt::Display) {
-    let _gone = writeln!(std::io::stdout(), "{line}");
+    written(writeln!(std::io::stdout(), "{line}"));
+}
+
+/// A text on standard output, with nothing added.
+pub(crate) fn put_raw(text: &str) {
+    let mut out = std::io::stdout();
+    written(out.write_all(text.as_bytes()).and_then(|()| out.flush()));
+}
+
+/// The exit code of a command that has succeeded, unless its output could not be written.
+pub(crate) fn ended(code: ExitCode, output: &Output) -> ExitCode {
+    written(std::io::stdout().flush());
+    let Some(reason) = UNWRITTEN.get() else { return code };
+    let error = Error::new(ErrorKind::InvalidInput, format!("standard output took not all of it: {reason}"))
+        .next("what was to be done is done; make room, or write it elsewhere, and run it again");
+    output.error(&error);
+    if output.is_json() {
+        note(&error);
+    }
+    ExitCode::from(error.kind().exit_code())
 }
 
 /// A line on standard error, which may have gone away with its terminal.
 fn note(line: impl std::fmt::Display) {
-    let _gone = writeln!(std::io::stderr(), "{line}");
+    let _gone = writeln!(std::io::stderr(), "{}", plain(&line.to_string()));
+}
+
+/// A text that moves no cursor and colours nothing, whoever wrote it: a server, or who named a key or an attribute.
+pub(crate) fn plain(text: &str) -> String {
+    let harmless = |c: char| c == '\n' || !(c.is_control() || turns_the_line(c));
+    if text.chars().all(harmless) {
+        return text.to_owned();
+    }
+    let shown = |c: char| if harmless(c) { c.to_string() } else { c.escape_unicode().to_string() };
+    text.chars().map(shown).collect()
+}
+
+/// Characters that change the direction in which the others are shown.
+fn turns_the_line(c: char) -> bool {
+    matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// JSON as a terminal may show it: a control character that JSON allows is spelled out.
+fn put_json(value: &Value) {
+    let text = value.to_string();
+    let shown = |c: char| {
+        if c.is_control() || turns_the_line(c) { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() }
+    };
+    put(if text.chars().any(|c| c.is_control() || turns_the_line(c)) {
+        text.chars().map(shown).collect()
+    } else {
+        text
+    });
 }
 
 /// Ctrl-C, the end of the session, or a supervisor's request to end.
@@ -91,6 +152,9 @@ fn next_of(error: &Error) -> Option<&str> {
     error.next_step().or(usual)
 }
 
+/// The field of a cutover that nobody needs to see.
+const SECRET: &str = "digestKey";
+
 /// A table that fits the terminal, if there is one.
 fn framed() -> Table {
     let mut table = Table::new();
@@ -152,28 +216,51 @@ impl Output {
     /// A line for a person; nothing for a program.
     pub(crate) fn say(&self, text: impl AsRef<str>) {
         if !self.json {
-            put(self.again.spelled(text.as_ref()));
+            put(plain(&self.again.spelled(text.as_ref())));
         }
     }
 
     /// A picture for a terminal, as it is.
     pub(crate) fn draw(&self, text: &str) {
         if !self.json {
-            let mut out = std::io::stdout();
-            let _gone = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+            put_raw(text);
         }
     }
 
-    /// An object for a program; nothing for a person. What it calls `next` is spelled like a message.
+    /// An object for a program; nothing for a person. What it calls `next` and `steps` is spelled like a message.
     pub(crate) fn emit(&self, value: &Value) {
         if !self.json {
             return;
         }
         let mut value = value.clone();
-        if let Some(Value::String(next)) = value.get_mut("next") {
-            *next = self.again.spelled(next);
+        self.spell(&mut value);
+        put_json(&value);
+    }
+
+    /// Spells every command that an object names under `next` or `steps`, and takes a cutover's secret out: who knows the key of
+    /// the digest can write what it does not see.
+    fn spell(&self, value: &mut Value) {
+        let Value::Object(fields) = value else {
+            if let Value::Array(all) = value {
+                all.iter_mut().for_each(|one| self.spell(one));
+            }
+            return;
+        };
+        fields.remove(SECRET);
+        for (name, value) in fields {
+            match (name.as_str(), value) {
+                ("next", Value::String(text)) => *text = self.again.spelled(text),
+                ("steps", Value::Array(steps)) => {
+                    for step in steps {
+                        match step {
+                            Value::String(text) => *text = self.again.spelled(text),
+                            other => self.spell(other),
+                        }
+                    }
+                }
+                (_, value) => self.spell(value),
+            }
         }
-        put(value);
     }
 
     /// Rows for a person, the object for a program.
@@ -184,7 +271,7 @@ impl Output {
         }
         let mut table = framed();
         for (name, text) in rows {
-            table.add_row([(*name).to_owned(), self.again.spelled(text)]);
+            table.add_row([(*name).to_owned(), plain(&self.again.spelled(text))]);
         }
         put(&table);
     }
@@ -196,14 +283,14 @@ impl Output {
         }
         let mut table = framed();
         table.set_header(header.iter().copied());
-        table.add_rows(rows);
+        table.add_rows(rows.iter().map(|row| row.iter().map(|cell| plain(cell))));
         put(&table);
     }
 
     /// How a command failed.
     pub(crate) fn error(&self, error: &Error) {
         if self.json {
-            put(json!({ "error": {
+            put_json(&json!({ "error": {
                 "name": error.kind().name(),
                 "message": error.message(),
                 "next": next_of(error).map(|next| self.again.spelled(next)),
@@ -231,7 +318,7 @@ impl Output {
     /// `expected` is the number of items that one direction of a walk passes, where it is known.
     pub(crate) fn observer(&self, expected: Option<u64>) -> Observer {
         if self.json {
-            return Arc::new(|event| put(event_json(&event)));
+            return Arc::new(|event| put_json(&event_json(&event)));
         }
         let bars = Mutex::new(Bars::new(expected));
         Arc::new(move |event| bars.lock().unwrap_or_else(PoisonError::into_inner).show(event))
@@ -297,7 +384,7 @@ impl Bars {
                 }
             }
             Event::Note(text) => match &self.bar {
-                Some(bar) => bar.println(text),
+                Some(bar) => bar.println(plain(&text)),
                 None => note(text),
             },
         }
@@ -380,6 +467,32 @@ mod tests {
         assert!(next_of(&Error::new(ErrorKind::Corruption, "bytes")).unwrap().contains("by hand"));
         let own = Error::new(ErrorKind::InvalidInput, "no").next("name another");
         assert_eq!(next_of(&own), Some("name another"));
+    }
+
+    #[test]
+    fn nothing_that_is_shown_moves_the_cursor_or_turns_the_line() {
+        assert_eq!(
+            plain("a\u{1b}[31mb\r\u{9b}2J\nc\u{202e}d\u{7f}ä"),
+            "a\\u{1b}[31mb\\u{d}\\u{9b}2J\nc\\u{202e}d\\u{7f}ä"
+        );
+        assert_eq!(plain("as it is"), "as it is");
+    }
+
+    #[test]
+    fn an_object_keeps_a_cutovers_secret_and_spells_its_commands_wherever_they_are() {
+        let mut value = json!({
+            "plan": { "cutover": { "epoch": "e", "digestKey": "secret" } },
+            "blockers": [{ "next": "metashift layout run" }], "steps": ["metashift layout abort"],
+        });
+        let again = Again::default().with_flags(" --table t");
+        Output::new(true, again).spell(&mut value);
+        assert_eq!(
+            value,
+            json!({
+                "plan": { "cutover": { "epoch": "e" } },
+                "blockers": [{ "next": "metashift layout run --table t" }], "steps": ["metashift layout abort --table t"],
+            })
+        );
     }
 
     #[test]

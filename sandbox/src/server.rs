@@ -95,6 +95,7 @@ pub fn client(endpoint: &str) -> Client {
         .behavior_version(BehaviorVersion::latest())
         .region(Region::from_static("us-east-1"))
         .credentials_provider(Credentials::new("local", "local", None, None, "sandbox"))
+        .http_client(metashift::aws::direct())
         .endpoint_url(endpoint);
     tables::client(config)
 }

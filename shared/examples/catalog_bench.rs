@@ -22,7 +22,7 @@ async fn main() -> Result<(), Failure> {
     let environment = Environment::system();
     let url = format!("file://{}", argument(1)?);
     make_directory(&url)?;
-    let location = Location::parse(&url)?;
+    let location = Location::parse(&url).await?;
     let begun = environment.now();
     match argument(0)? {
         "seed" => {

@@ -188,14 +188,16 @@ pub struct Error {
 
 impl Error {
     /// An error of `kind`; `message` says what happened, to which key or object.
+    ///
+    /// Both texts are cut at [`MOST_TEXT_BYTES`]: what a server says has no bound of its own.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), next: None, source: None }
+        Self { kind, message: cut(message.into()), next: None, source: None }
     }
 
     /// Adds what to do next, as a command or a sentence.
     #[must_use]
     pub fn next(mut self, next: impl Into<String>) -> Self {
-        self.next = Some(next.into());
+        self.next = Some(cut(next.into()));
         self
     }
 
@@ -220,6 +222,19 @@ impl Error {
     pub fn next_step(&self) -> Option<&str> {
         self.next.as_deref()
     }
+}
+
+/// Most bytes of an error's message, and of its next step; an execution's history takes 32 KB of a whole answer.
+pub const MOST_TEXT_BYTES: usize = 4096;
+
+/// A text that is not too long, or its beginning and how long it was.
+fn cut(mut text: String) -> String {
+    if text.len() > MOST_TEXT_BYTES {
+        let end = format!("… ({} bytes)", text.len());
+        text.truncate(text.floor_char_boundary(MOST_TEXT_BYTES - end.len()));
+        text.push_str(&end);
+    }
+    text
 }
 
 impl fmt::Display for Error {
@@ -251,6 +266,19 @@ mod tests {
         for kind in ErrorKind::ALL {
             assert!((1..=6).contains(&kind.exit_code()), "{kind}");
         }
+    }
+
+    #[test]
+    fn a_text_without_a_bound_is_cut_at_a_character() {
+        for text in ["x".repeat(1 << 20), "ä".repeat(3000), "\u{1f980}".repeat(2000)] {
+            let error = Error::new(ErrorKind::Unavailable, text.clone()).next(text.clone());
+            for cut in [error.message(), error.next_step().unwrap()] {
+                assert!((MOST_TEXT_BYTES - 4..=MOST_TEXT_BYTES).contains(&cut.len()), "{}", cut.len());
+                assert!(cut.ends_with(&format!("… ({} bytes)", text.len())));
+            }
+        }
+        let whole = "x".repeat(MOST_TEXT_BYTES);
+        assert_eq!(Error::new(ErrorKind::Unavailable, whole.clone()).message(), whole);
     }
 
     #[test]

@@ -35,6 +35,8 @@
 //! request can end with (`AccessDenied`, `Throttled`, `Unavailable`, `OutcomeUnknown`). Units are DynamoDB request units
 //! as the server charged them, sizes are bytes, durations seconds, and times RFC 3339 in UTC.
 
+#[cfg(feature = "aws")]
+pub mod aws;
 #[cfg(feature = "catalog")]
 pub mod catalog;
 pub mod crash;

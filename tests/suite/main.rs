@@ -12,6 +12,7 @@
 #![allow(clippy::pedantic, clippy::type_complexity, reason = "pedantry is for what ships")]
 
 mod catalog;
+mod environment;
 mod fault_proxy;
 mod faults_on_s3;
 mod http;

@@ -14,7 +14,7 @@ use metashift::catalog::driver::{Report, Stop};
 use metashift::catalog::format::{NEWEST, TARGETS};
 use metashift::catalog::handle::Catalog;
 use metashift::catalog::inspect::{Inspection, inspect};
-use metashift::catalog::location::{Location, make_directory};
+use metashift::catalog::location::{Location, make_directory, region_of_bucket};
 use metashift::catalog::log::lifecycle::{self, Changed, KEPT};
 use metashift::catalog::seed::{self, LAST_SNAPSHOT, Seed};
 use metashift::catalog::step::{Input, Mode, VERSION, inspected, invoke};
@@ -22,11 +22,12 @@ use metashift::catalog::store::look;
 use metashift::catalog::units::Registry;
 use metashift::environment::{Environment, elapsed};
 use metashift::step::{Budget, Status, StepOutput};
-use metashift::{Error, ErrorKind, Result};
+use metashift::{Error, ErrorKind, Result, aws};
 use object_store::Error as ObjectError;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::again::quoted;
 use crate::execution::{Machine, MachineArgs};
 use crate::output::{Output, with_rate};
 
@@ -160,6 +161,7 @@ pub(crate) async fn run(command: CatalogCommand, output: &Output) -> Result<()> 
 
 /// The error with a next step that names the store.
 fn naming(error: Error, store: &str) -> Error {
+    let store = quoted(store);
     let next = match error.next_step() {
         Some("metashift catalog create") => {
             format!("check the path, or make a catalog there: metashift catalog create {store}")
@@ -175,25 +177,74 @@ fn naming(error: Error, store: &str) -> Error {
 
 /// The store that a URL names, once it has answered: SlateDB would wait for a wrong bucket or address for minutes.
 pub(crate) async fn reach(store: &str) -> Result<Location> {
-    let location = Location::parse(store)?;
+    let location = Location::parse(store).await?;
     let hint = "check the bucket, AWS_REGION, the credentials and AWS_ENDPOINT_URL_S3, then run it again";
     let path = location.path.clone();
     let first = tokio::time::timeout(FIRST_ANSWER, location.store.list_with_delimiter(Some(&path))).await;
     let (kind, what) = match first {
         Ok(Ok(_)) => return Ok(location),
+        Ok(Err(error @ ObjectError::Unauthenticated { .. })) => {
+            let text = one_line(&aws::reason(&error));
+            return Err(Error::new(ErrorKind::AccessDenied, format!("store {store}: {text}"))
+                .next(aws::NEEDS_CREDENTIALS));
+        }
+        Ok(Err(error)) if ELSEWHERE.iter().any(|said| error.to_string().contains(said)) => {
+            return Err(elsewhere(store).await);
+        }
         Ok(Err(error)) => unreached(&error),
         Err(_) => (ErrorKind::Unavailable, format!("no answer within {} s", FIRST_ANSWER.as_secs())),
     };
     Err(Error::new(kind, format!("store {store}: {what}")).next(hint))
 }
 
+/// How S3 answers about a bucket of another region.
+const ELSEWHERE: [&str; 4] = [
+    "redirect without LOCATION",
+    "PermanentRedirect",
+    "AuthorizationHeaderMalformed",
+    "IllegalLocationConstraint",
+];
+
+/// The error of a bucket that is in another region.
+async fn elsewhere(store: &str) -> Error {
+    let region = region_of_bucket(store).await;
+    let (is, next) = match &region {
+        Some(region) => (format!("in {region}"), format!("name it with AWS_REGION={region}")),
+        None => (
+            "in another one, and does not say in which".to_owned(),
+            "name its region with AWS_REGION".to_owned(),
+        ),
+    };
+    Error::new(
+        ErrorKind::InvalidInput,
+        format!("store {store}: the bucket is not in the region that was asked, but {is}"),
+    )
+    .next(format!("{next}, and run it again"))
+}
+
+/// How S3 refuses who asks.
+const REFUSALS: [&str; 6] = [
+    "status code: 401",
+    "status code: 403",
+    "<Code>ExpiredToken</Code>",
+    "<Code>InvalidToken</Code>",
+    "<Code>InvalidAccessKeyId</Code>",
+    "<Code>SignatureDoesNotMatch</Code>",
+];
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 /// Why a store cannot be reached, in one line.
 fn unreached(error: &ObjectError) -> (ErrorKind, String) {
-    let text = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+    let text = one_line(&error.to_string());
     match error {
         ObjectError::PermissionDenied { .. } | ObjectError::Unauthenticated { .. } => {
             (ErrorKind::AccessDenied, text)
         }
+        // A list that is refused has no kind of its own.
+        _ if REFUSALS.iter().any(|refusal| text.contains(refusal)) => (ErrorKind::AccessDenied, text),
         _ if text.contains("NoSuchBucket") => (ErrorKind::InvalidInput, "there is no such bucket".to_owned()),
         _ => (ErrorKind::Unavailable, text),
     }
@@ -220,7 +271,7 @@ async fn run_on(command: CatalogCommand, output: &Output) -> Result<()> {
             if !found.plan.is_empty() {
                 output.say(format!(
                     "next: metashift catalog run {} --dry-run checks and counts every record; without --dry-run it migrates",
-                    target.store.store
+                    quoted(&target.store.store)
                 ));
             }
             Ok(())
@@ -289,7 +340,8 @@ async fn run_on(command: CatalogCommand, output: &Output) -> Result<()> {
             if look(&location, &Deadline::of(&budget)).await?.records.format.is_some() {
                 return Err(Error::new(ErrorKind::InvalidInput, format!("{store} holds a catalog already"))
                     .next(format!(
-                        "metashift catalog status {store} shows it; name another place for a new one"
+                        "metashift catalog status {} shows it; name another place for a new one",
+                        quoted(&store)
                     )));
             }
             let (format, snapshot) = if let Some(format) = sample {
@@ -303,7 +355,7 @@ async fn run_on(command: CatalogCommand, output: &Output) -> Result<()> {
             };
             let rows = [("format", format.to_string()), ("latest snapshot", snapshot.to_string())];
             output.rows(&rows, &json!({ "format": format, "snapshotId": snapshot }));
-            output.say(format!("next: metashift catalog status {store}"));
+            output.say(format!("next: metashift catalog status {}", quoted(&store)));
             Ok(())
         }
     }
@@ -321,6 +373,13 @@ async fn migrate(run: Migrate, environment: &Environment, budget: Budget, output
         commit_log_origin: run.commit_log_origin,
     };
     if !run.local && !run.dry_run && input.store.starts_with("s3://") {
+        if input.max_steps.is_some() {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                "the state machine does not stop after so many batches",
+            )
+            .next("run the steps in this process with --local, or leave --max-steps out"));
+        }
         return execute(&run.machine, run.region.as_deref(), &input, environment, output).await;
     }
     if run.dry_run {
@@ -356,7 +415,7 @@ async fn execute(
     environment: &Environment,
     output: &Output,
 ) -> Result<()> {
-    let location = Location::parse(&input.store)?;
+    let location = Location::parse(&input.store).await?;
     let machine = Machine::find(args, "-catalog-format", region).await?;
     let mut asked = json!({
         "version": VERSION, "mode": "run", "store": input.store, "toFormat": input.to_format,
@@ -389,7 +448,7 @@ async fn execute(
         })
         .await?;
     output.emit(&ended);
-    output.say(format!("done; metashift catalog status {} shows where it is", input.store));
+    output.say(format!("done; metashift catalog status {} shows where it is", quoted(&input.store)));
     Ok(())
 }
 

@@ -13,7 +13,6 @@ mod status;
 
 use clap::Subcommand;
 use metashift::layout::Tables;
-use metashift::layout::cutover;
 use metashift::layout::generation::{Leftovers, no_plan};
 use metashift::layout::plan::refused;
 use metashift::layout::records::plan::{Plan, State};
@@ -65,14 +64,6 @@ pub(crate) async fn run(command: LayoutCommand, output: &Output) -> Result<()> {
         LayoutCommand::Retire(args) => retire::run(args, output).await,
         LayoutCommand::RollbackPlan(args) => rollback_plan::run(args, output).await,
     }
-}
-
-/// Ends a cutover that ran past its deadline and was left by a dead run: any command does.
-async fn release_expired(tables: &Tables, output: &Output) -> Result<()> {
-    if let Some(cutover) = cutover::release_expired(tables).await? {
-        output.say(format!("released the barrier of the expired cutover {}", cutover.epoch));
-    }
-    Ok(())
 }
 
 /// The plan of a table whose marker is published; else the refusal of a command that is for after the marker.

@@ -1,7 +1,8 @@
 //! What every invocation of one function shares: the clients, the step's name, time.
 
-use aws_config::{BehaviorVersion, SdkConfig};
+use aws_config::SdkConfig;
 use jiff::Timestamp;
+use metashift::aws;
 use metashift::environment::{Environment, elapsed};
 use metashift::layout::input::Input;
 use metashift::layout::{Layout, Tables, steps, tables};
@@ -24,8 +25,8 @@ impl Context {
             Error::new(ErrorKind::InvalidInput, "METASHIFT_STEP is not set")
                 .next("deploy the template as it is")
         })?;
-        let config = aws_config::load_defaults(BehaviorVersion::latest()).await;
-        let (client, environment) = (tables::client(&config), Environment::system());
+        let config = aws::config(None).await;
+        let (client, environment) = (tables::connect(&config, None)?, Environment::system());
         let connected = Tables::new(client, "", None, Layout::default(), environment.clone());
         Ok(Self { step, config, environment, connected })
     }

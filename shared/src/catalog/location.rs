@@ -1,14 +1,16 @@
 //! Where a catalog store is: an object store and a path in it.
 
+mod s3;
+
 use std::fmt;
 use std::sync::Arc;
 
 use object_store::ObjectStore;
-use object_store::aws::AmazonS3Builder;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use url::Url;
 
+use crate::aws::without_secret;
 use crate::{Error, ErrorKind, Result};
 
 /// An object store and the path of a SlateDB database in it. Cheap to clone.
@@ -43,33 +45,22 @@ impl Location {
 
     /// The store that a URL names.
     ///
-    /// `s3://bucket/path` takes region, credentials and endpoint from the environment (`AWS_REGION`,
-    /// `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `AWS_ENDPOINT_URL_S3`, …); an `http://` endpoint is allowed.
+    /// `s3://bucket/path` takes region, credentials and endpoint from the chain of [`crate::aws`]; an `http://` endpoint is
+    /// allowed.
     /// `file:///directory` is a directory of this machine and has to exist.
     ///
     /// `InvalidInput` for anything else.
-    pub fn parse(text: &str) -> Result<Self> {
-        let invalid = |why: String| {
-            Error::new(ErrorKind::InvalidInput, format!("store {text}: {why}"))
-                .next("name it as s3://bucket/path or file:///directory")
-        };
-        let url = Url::parse(text).map_err(|error| invalid(error.to_string()))?;
-        if url.query().is_some() || url.fragment().is_some() {
-            return Err(invalid("has a query or a fragment".to_owned()));
-        }
+    pub async fn parse(text: &str) -> Result<Self> {
+        let invalid = |why: String| invalid(text, &why);
+        let url = checked(text)?;
         let path = |url: &Url| Path::from_url_path(url.path()).map_err(|error| invalid(error.to_string()));
         match url.scheme() {
             "s3" => {
                 let bucket = url.host_str().filter(|host| !host.is_empty());
                 let bucket = bucket.ok_or_else(|| invalid("names no bucket".to_owned()))?;
-                let endpoint = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"]
-                    .iter()
-                    .find_map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()));
-                let builder = AmazonS3Builder::from_env().with_bucket_name(bucket);
-                let plain = endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
-                let store =
-                    builder.with_allow_http(plain).build().map_err(|error| invalid(error.to_string()))?;
-                Ok(Self { store: Arc::new(store), path: path(&url)?, name: text.into() })
+                let path = path(&url)?;
+                let store = s3::bucket(bucket).await.map_err(|error| invalid(error.to_string()))?;
+                Ok(Self { store: Arc::new(store), path, name: text.into() })
             }
             "file" => {
                 let directory =
@@ -83,11 +74,38 @@ impl Location {
     }
 }
 
+/// `InvalidInput`, without the secret that the URL may hold.
+fn invalid(text: &str, why: &str) -> Error {
+    Error::new(ErrorKind::InvalidInput, format!("store {}: {why}", without_secret(text)))
+        .next("name it as s3://bucket/path or file:///directory")
+}
+
+/// The URL, if it may name a store.
+fn checked(text: &str) -> Result<Url> {
+    let url = Url::parse(text).map_err(|error| invalid(text, &error.to_string()))?;
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err(invalid(text, "has a query or a fragment; a ? or # of a directory's name is %3F or %23"));
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err(invalid(
+            text,
+            "holds a user or a secret; credentials come from the environment or a profile",
+        ));
+    }
+    Ok(url)
+}
+
+/// The region that a bucket is in, as its service says; `None` where that cannot be found out.
+pub async fn region_of_bucket(text: &str) -> Option<String> {
+    let url = checked(text).ok()?;
+    s3::region_of(url.host_str()?).await
+}
+
 /// Makes the directory of a `file://` URL, so that a catalog can be created there; nothing for any other URL. `InvalidInput`
 /// where it cannot be made.
 pub fn make_directory(text: &str) -> Result<()> {
-    let directory =
-        Url::parse(text).ok().filter(|url| url.scheme() == "file").and_then(|url| url.to_file_path().ok());
+    let url = checked(text)?;
+    let directory = Some(url).filter(|url| url.scheme() == "file").and_then(|url| url.to_file_path().ok());
     let Some(directory) = directory else { return Ok(()) };
     std::fs::create_dir_all(&directory)
         .map_err(|error| Error::new(ErrorKind::InvalidInput, format!("store {text}: {error}")))
@@ -97,18 +115,42 @@ pub fn make_directory(text: &str) -> Result<()> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_url_that_names_no_store_is_invalid_input() {
+    #[tokio::test]
+    async fn a_url_that_names_no_store_is_invalid_input() {
         for text in
             ["", "lake", "gs://b/p", "s3:///p", "file:///does/not/exist", "s3://b/p?x=1", "file://host/x"]
         {
-            assert_eq!(Location::parse(text).unwrap_err().kind(), ErrorKind::InvalidInput, "{text}");
+            assert_eq!(Location::parse(text).await.unwrap_err().kind(), ErrorKind::InvalidInput, "{text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_secret_in_a_url_is_refused_and_not_repeated() {
+        for text in [
+            "s3://user:hush@bucket/p",
+            "s3://hush@bucket/p",
+            "http://user:hush@host/p",
+            "file://u:hush@h/x#1",
+        ] {
+            let error = Location::parse(text).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            assert!(!error.to_string().contains("hush"), "{error}");
         }
     }
 
     #[test]
-    fn an_s3_url_is_bucket_and_path() {
-        let location = Location::parse("s3://lake/catalogs/main").unwrap();
+    fn a_directory_is_made_only_for_a_url_that_can_name_a_store() {
+        let root = std::env::temp_dir().join(format!("metashift-location-{}", std::process::id()));
+        for odd in ["#1", "?1", "/deeper#", "?"] {
+            let error = make_directory(&format!("file://{}{odd}", root.display())).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{odd}");
+            assert!(!root.exists(), "{odd}: something was made");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_s3_url_is_bucket_and_path() {
+        let location = Location::parse("s3://lake/catalogs/main").await.unwrap();
         assert_eq!(location.path.as_ref(), "catalogs/main");
         assert_eq!(location.to_string(), "s3://lake/catalogs/main");
     }

@@ -104,7 +104,7 @@ pub async fn invoke(
     stop: Stop,
     observe: &Observer<'_>,
 ) -> Result<StepOutput> {
-    let location = Location::parse(&input.store)?;
+    let location = Location::parse(&input.store).await?;
     let registry = Registry::shipped();
     match input.mode {
         Mode::Inspect | Mode::DryRun => {

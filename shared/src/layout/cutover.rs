@@ -26,6 +26,9 @@ pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(900);
 /// Longest deadline that the input may ask for.
 pub const LONGEST_DEADLINE: Duration = Duration::from_secs(24 * 3600);
 
+/// How long past its deadline a cutover is left to whoever runs it: that one's clock may be behind.
+pub const EXPIRY_MARGIN: Duration = Duration::from_secs(60);
+
 /// How long the barrier's transaction is tried against writers that check it.
 const BARRIER_PATIENCE: Duration = Duration::from_secs(60);
 
@@ -94,7 +97,9 @@ pub async fn install_barrier(tables: &Tables, start: &Start) -> Result<Installed
         }
         check_ready(&tables, plan).await?;
         check_fresh(&tables, plan, &start.epoch).await?;
-        let now = tables.environment().now();
+        // Everybody judges the deadline by the table's time; this machine's clock counts where the table does not say it.
+        tables.time().await?;
+        let now = tables.now();
         let next = plan::begin_cutover(
             plan,
             Cutover {
@@ -235,7 +240,7 @@ pub async fn publish_marker(tables: &Tables, epoch: &str) -> Result<Published> {
             let verified = plan.cutover.as_ref().and_then(|cutover| cutover.verified).unwrap_or_default();
             return Ok(Published::Marker { verified });
         }
-        check_deadline(cutover_of(plan, epoch)?, tables.environment().now())?;
+        check_deadline(cutover_of(plan, epoch)?, tables.now())?;
         let summary = summary_of(tables, plan, epoch).await?;
         if !summary.is_complete() {
             return Err(Error::new(
@@ -304,7 +309,7 @@ pub enum Released {
     NotHeld,
     /// The cutover asked to be held for a person.
     Held(Cutover),
-    /// The deadline is still ahead.
+    /// The deadline, or the minute after it, is still ahead by the table's time.
     NotYet(Duration),
 }
 
@@ -354,9 +359,12 @@ pub async fn release_barrier(tables: &Tables, epoch: Option<&str>, why: Why) -> 
             return Ok(Released::Held(cutover));
         }
         if why == Why::Deadline {
-            let now = tables.environment().now();
-            if now < cutover.deadline {
-                return Ok(Released::NotYet(elapsed(now, cutover.deadline)));
+            let due = cutover.deadline.saturating_add(EXPIRY_MARGIN).unwrap_or(Timestamp::MAX);
+            match tables.time().await? {
+                Some(now) if now >= due => {}
+                Some(now) => return Ok(Released::NotYet(elapsed(now, due))),
+                // A table that does not say its time: what cannot be found out ends nothing.
+                None => return Ok(Released::NotYet(EXPIRY_MARGIN)),
             }
         }
         let next = plan::release(plan, &cutover.epoch)?;
@@ -393,7 +401,8 @@ async fn self_heal(
     }
 }
 
-/// Releases a cutover whose deadline has passed, unless it is held: any later command ends what a dead run left.
+/// Releases a cutover whose deadline has passed by a minute of the table's time, unless it is held: what a dead run left is ended
+/// by the next verb that changes things, and never by looking.
 pub async fn release_expired(tables: &Tables) -> Result<Option<Cutover>> {
     // A server that does not answer is an error soon; only a release is patient.
     if load_plan(tables).await?.is_none_or(|stored| stored.record.state != State::Finalizing) {

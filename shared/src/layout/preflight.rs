@@ -152,6 +152,16 @@ pub async fn preflight(
     let mut warnings = Vec::new();
     check_keys(tables, &v1, v2.as_ref(), &mut blockers);
     check_settings(&v1, v2.as_ref(), accepted, &mut blockers, &mut warnings);
+    if v2.is_none() {
+        // After what is wrong with v1: a companion is not made for a table that cannot be migrated.
+        blockers.push(
+            Error::new(
+                ErrorKind::TableMismatch,
+                format!("the companion table {} does not exist", tables.name(Side::V2)),
+            )
+            .next("deploy the template, or run metashift layout run --local --create-companion"),
+        );
+    }
     let (mut plan, mut leftovers) = (None, Leftovers::default());
     if blockers.is_empty() {
         (leftovers, plan) = Leftovers::load_with_plan(tables).await?;
@@ -219,16 +229,14 @@ fn check_keys(tables: &Tables, v1: &TableFacts, v2: Option<&TableFacts>, blocker
         }
     };
     expect(Side::V1, v1, "HASH pk (S)");
-    match v2 {
-        Some(v2) => expect(Side::V2, v2, "HASH bucket (S), RANGE pk (S)"),
-        None => blockers.push(
-            Error::new(
-                ErrorKind::TableMismatch,
-                format!("the companion table {} does not exist", tables.name(Side::V2)),
-            )
-            .next("deploy the template, or run metashift layout run --local --create-companion"),
-        ),
+    if let Some(v2) = v2 {
+        expect(Side::V2, v2, "HASH bucket (S), RANGE pk (S)");
     }
+}
+
+/// A probe that failed, as a blocker: what could not be found out is not "no".
+fn unknown(error: &Error, what: &str, next: &str) -> Error {
+    Error::new(error.kind(), format!("{what} could not be found out: {}", error.message())).next(next)
 }
 
 fn check_settings(
@@ -238,36 +246,49 @@ fn check_settings(
     blockers: &mut Vec<Error>,
     warnings: &mut Vec<String>,
 ) {
-    match v1.ttl {
-        Some(true) if !accepted.ttl => blockers.push(
+    match &v1.ttl {
+        Ok(Some(true)) if !accepted.ttl => blockers.push(
             Error::new(
                 ErrorKind::TableMismatch,
                 "items of v1 expire (TTL is on): such deletes bypass the mirror and would come back",
             )
             .next("turn TTL off for the migration, or accept it with --allow-ttl"),
         ),
-        Some(_) => {}
-        None => warnings.push("the server does not say whether items of v1 expire (TTL)".to_owned()),
+        Err(error) if !accepted.ttl => blockers.push(unknown(
+            error,
+            "whether items of v1 expire (TTL)",
+            "allow dynamodb:DescribeTimeToLive and run it again, or accept what is there with --allow-ttl",
+        )),
+        Ok(Some(_)) => {}
+        Ok(None) => warnings.push("the server has no TTL: items of v1 do not expire".to_owned()),
+        Err(error) => {
+            warnings.push(unknown(error, "whether items of v1 expire (TTL)", "").message().to_owned())
+        }
     }
-    if !v1.replicas.is_empty() && !accepted.replicas {
-        blockers.push(
-            Error::new(
-                ErrorKind::TableMismatch,
-                format!(
-                    "v1 has replicas in {}: transactions hold in one region only",
-                    v1.replicas.join(", ")
-                ),
-            )
-            .next("let every writer work in this region, then accept it with --allow-replicas"),
-        );
+    for (name, facts) in [("v1", Some(v1)), ("v2", v2)] {
+        if let Some(facts) = facts.filter(|facts| !facts.replicas.is_empty() && !accepted.replicas) {
+            blockers.push(
+                Error::new(
+                    ErrorKind::TableMismatch,
+                    format!(
+                        "{name} has replicas in {}: transactions hold in one region only",
+                        facts.replicas.join(", ")
+                    ),
+                )
+                .next("let every writer work in this region, then accept it with --allow-replicas"),
+            );
+        }
     }
     for (name, facts) in [("v1", Some(v1)), ("v2", v2)] {
         let Some(facts) = facts else { continue };
-        match facts.point_in_time_recovery {
-            Some(true) => {}
-            Some(false) => warnings.push(format!("point-in-time recovery of {name} is off")),
-            None => {
-                warnings.push(format!("the server does not say whether {name} has point-in-time recovery"));
+        // Off is worth a warning only, and so is what could not be found out.
+        match &facts.point_in_time_recovery {
+            Ok(Some(true)) => {}
+            Ok(Some(false)) => warnings.push(format!("point-in-time recovery of {name} is off")),
+            Ok(None) => warnings.push(format!("the server has no point-in-time recovery for {name}")),
+            Err(error) => {
+                let what = format!("whether {name} has point-in-time recovery");
+                warnings.push(unknown(error, &what, "").message().to_owned());
             }
         }
         if !facts.deletion_protection {

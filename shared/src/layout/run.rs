@@ -294,7 +294,7 @@ impl Run {
         ));
         match self.publish(&start.epoch).await {
             Ok(consumed) => {
-                let held = crate::environment::elapsed(cutover.installed_at, self.tables.environment().now());
+                let held = crate::environment::elapsed(cutover.installed_at, self.tables.now());
                 self.finished(start, Some(held), consumed).await
             }
             Err(error) => self.released_after(start, error).await,
@@ -330,8 +330,8 @@ impl Run {
             }
             Err(failed) => {
                 self.note(format!(
-                    "the barrier was not released ({failed}); end it now with metashift layout abort, or after its \
-                     deadline with metashift layout status"
+                    "the barrier was not released ({failed}); end it now with metashift layout abort; a minute after its \
+                     deadline metashift layout run does it too"
                 ));
                 None
             }

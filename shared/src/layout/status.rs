@@ -77,14 +77,15 @@ pub async fn load_control(tables: &Tables) -> Result<Control> {
 }
 
 /// Changes what an operator sets; takes effect at each worker's next page.
+///
+/// It is written also where nothing changes: an earlier write that is late, as of a command that was killed, is over then.
 pub async fn change_control(tables: &Tables, change: impl Fn(&mut Control)) -> Result<Control> {
     loop {
         let stored = tables.load::<Control>(control::KEY).await?;
         let mut next = stored.as_ref().map(|stored| stored.record.clone()).unwrap_or_default();
         change(&mut next);
-        if stored.as_ref().is_some_and(|stored| stored.record == next)
-            || tables.put_record(control::KEY, stored.as_ref().map(|stored| &stored.bytes[..]), &next).await?
-        {
+        next.write = tables.environment().id();
+        if tables.put_record(control::KEY, stored.as_ref().map(|stored| &stored.bytes[..]), &next).await? {
             return Ok(next);
         }
     }

@@ -108,7 +108,7 @@ fn report_json(report: &Report) -> Value {
     json!({
         "estimate": report.estimate,
         "companion": report.v2.is_some(),
-        "pointInTimeRecovery": report.v2.as_ref().and_then(|v2| v2.point_in_time_recovery),
+        "pointInTimeRecovery": report.v2.as_ref().and_then(|v2| v2.point_in_time_recovery.clone().ok().flatten()),
         "deletionProtection": report.v2.as_ref().map(|v2| v2.deletion_protection),
         "billingMode": if report.v1.on_demand { "PAY_PER_REQUEST" } else { "PROVISIONED" },
         "writesPerSecond": report.writes_per_second,
@@ -243,7 +243,7 @@ pub async fn install_barrier(tables: &Tables, input: InstallBarrierInput) -> Res
 }
 
 fn held(tables: &Tables, output: StepOutput, cutover: &Cutover) -> StepOutput {
-    let seconds = elapsed(cutover.installed_at, tables.environment().now()).as_secs_f64();
+    let seconds = elapsed(cutover.installed_at, tables.now()).as_secs_f64();
     output.with("deadline", cutover.deadline.to_string()).with(BARRIER_HELD, seconds)
 }
 

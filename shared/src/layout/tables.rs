@@ -8,6 +8,7 @@
 //! refused its form), `Throttled`, `Contended` or `Unavailable` after [`DEFAULT_PATIENCE`] of attempts, and a write with
 //! `OutcomeUnknown` where its answer was lost. Only further kinds are named below.
 
+mod clock;
 mod convert;
 mod describe;
 mod failure;
@@ -19,12 +20,14 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
+use aws_config::SdkConfig;
 use aws_sdk_dynamodb::Client;
-use aws_sdk_dynamodb::config::Builder;
 use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::config::timeout::TimeoutConfig;
+use aws_sdk_dynamodb::config::{Builder, Credentials, Region};
 use aws_sdk_dynamodb::types::{
     AttributeValue, Get, KeysAndAttributes, ReturnConsumedCapacity, TransactGetItem, TransactWriteItem,
 };
@@ -32,7 +35,7 @@ use futures::{StreamExt, TryStreamExt};
 use jiff::Timestamp;
 
 pub use convert::{Content, Item};
-pub use describe::{KeyAttribute, TableFacts};
+pub use describe::{KeyAttribute, Probe, TableFacts};
 use failure::Failure;
 pub use meter::{Meter, Usage};
 use sending::{Sending, ServerClock};
@@ -44,10 +47,14 @@ use super::outcome::{Cancelled, Reason, classify};
 use super::records::segment::Position;
 use super::records::{self, Record, Stored};
 use super::transaction::{Action, Condition, Role, Side, Transaction, Write};
+use crate::aws;
 use crate::environment::Environment;
 use crate::error::Class;
 use crate::step::Budget;
 use crate::{Error, ErrorKind, Result};
+
+/// The service, by the name that settings have for it.
+pub const SERVICE: &str = "DynamoDB";
 
 /// Suffix of the companion table's name.
 pub const COMPANION_SUFFIX: &str = "_prefix_v2";
@@ -73,6 +80,34 @@ const ANSWER: Duration = Duration::from_secs(1);
 /// How long a request is tried again where the caller does not say otherwise: time in which the process runs.
 pub const DEFAULT_PATIENCE: Duration = Duration::from_secs(20);
 
+/// A client for the server that `endpoint`, else environment or profile name, else for AWS; credentials and region are those
+/// of the configuration, and of a server on this machine, which takes any, where none are named.
+///
+/// `InvalidInput` where the server's name is no address.
+pub fn connect(config: &SdkConfig, endpoint: Option<&str>) -> Result<Client> {
+    let mut builder = Builder::from(config);
+    if let Some(endpoint) = endpoint.map(str::to_owned).or_else(|| aws::endpoint(config, SERVICE)) {
+        let shown = aws::without_secret(&endpoint);
+        if shown != endpoint || !endpoint.starts_with("http://") && !endpoint.starts_with("https://") {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                format!("the address of a server begins with http:// or https:// and holds no user or secret: {shown:?}"),
+            )
+            .next("name it with --endpoint, AWS_ENDPOINT_URL_DYNAMODB or in the profile; AWS needs none"));
+        }
+        if aws::is_loopback(&endpoint) && !aws::names_credentials() {
+            // Looking for real ones would only be slow.
+            builder =
+                builder.credentials_provider(Credentials::new("local", "local", None, None, "metashift"));
+        }
+        if config.region().is_none() {
+            builder = builder.region(Region::from_static("us-east-1"));
+        }
+        builder = builder.endpoint_url(endpoint);
+    }
+    Ok(client(builder))
+}
+
 /// A client whose attempts are bounded (2 s to connect, 5 s each) and never repeated by the SDK.
 pub fn client(config: impl Into<Builder>) -> Client {
     let timeouts = TimeoutConfig::builder()
@@ -94,6 +129,8 @@ pub struct Tables {
     patience: Duration,
     limit: Option<Limit>,
     meter: Arc<Meter>,
+    /// Milliseconds by which the table's clock was ahead of this machine's when it was last asked.
+    ahead: Arc<AtomicI64>,
 }
 
 /// One page of a scan or query.
@@ -127,6 +164,7 @@ impl Tables {
             patience: DEFAULT_PATIENCE,
             limit: None,
             meter: Arc::default(),
+            ahead: Arc::default(),
         };
         tables.of(v1, companion, layout)
     }

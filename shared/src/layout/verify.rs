@@ -64,7 +64,7 @@ pub async fn verify(
 ) -> Result<StepOutput> {
     let tables = tables.metered();
     let plan = tables.load::<Plan>(plan::KEY).await?.ok_or_else(super::generation::no_plan)?;
-    let now = tables.environment().now();
+    let now = tables.now();
     let cutover = cutover_of(&plan.record, epoch)?;
     let held = elapsed(cutover.installed_at, now).as_secs_f64();
     let secret = cutover.digest_key.clone();
@@ -236,7 +236,7 @@ impl Visitor for Compare {
     async fn check(&self, tables: &Tables) -> Result<()> {
         let Kind::Final { epoch, .. } = &self.kind else { return Ok(()) };
         let plan = tables.load::<Plan>(plan::KEY).await?.ok_or_else(super::generation::no_plan)?;
-        check_cutover(&plan.record, epoch, tables.environment().now())
+        check_cutover(&plan.record, epoch, tables.now())
     }
 }
 

@@ -1,7 +1,7 @@
 //! Bodies as the services write them.
 
 use jiff::civil::DateTime;
-use jiff::fmt::rfc2822::DateTimePrinter;
+use jiff::fmt::rfc2822::{DateTimeParser, DateTimePrinter};
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
@@ -124,6 +124,13 @@ pub(crate) fn blinded(body: &str, action: &str, table: &str, key: &str, idle: bo
     Some(request.to_string())
 }
 
+/// A `Date` so many seconds later.
+pub(crate) fn later(date: &str, seconds: i64) -> Option<String> {
+    let at = DateTimeParser::new().parse_timestamp(date).ok()?;
+    let at = at.checked_add(SignedDuration::from_secs(seconds)).ok()?;
+    Some(at.strftime("%a, %d %b %Y %H:%M:%S GMT").to_string())
+}
+
 /// Request units that an answer says were charged.
 pub(crate) fn units(answer: &[u8]) -> f64 {
     let parsed: Option<Value> = serde_json::from_slice(answer).ok();
@@ -179,6 +186,13 @@ mod tests {
         assert!(other.contains("#val = :v"));
         let idle: Value = serde_json::from_str(&blinded(body, "Put", "t", "a", true).unwrap()).unwrap();
         assert_eq!(idle["TransactItems"][1]["ConditionCheck"]["Key"], json!({ "pk": { "S": "a" } }));
+    }
+
+    #[test]
+    fn a_later_date_is_of_the_same_form() {
+        let date = "Tue, 01 Dec 2026 23:59:30 GMT";
+        assert_eq!(later(date, 40).as_deref(), Some("Wed, 02 Dec 2026 00:00:10 GMT"));
+        assert_eq!(later("yesterday", 40), None);
     }
 
     #[test]

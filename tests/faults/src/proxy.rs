@@ -12,7 +12,7 @@ use futures::stream;
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
-use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, DATE, HeaderMap, TRANSFER_ENCODING};
+use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, DATE, HeaderMap, HeaderValue, TRANSFER_ENCODING};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_util::client::legacy::Client;
@@ -266,6 +266,7 @@ impl Shared {
                 let blind = answer::blinded(&text, &action, &table, &key, idle).map_or(body, Bytes::from);
                 self.forward(&request, blind).await.map(whole)
             }
+            Fault::Date { seconds } => Ok(dated(self.forward(&request, body).await?, seconds)),
             Fault::Unprocessed => {
                 let halves = answer::halve(&String::from_utf8_lossy(&request.body));
                 let Some((first, left)) =
@@ -298,6 +299,15 @@ fn cut(answer: Response<Bytes>) -> Response<Body> {
     let half = body.slice(..body.len() / 2);
     let frames: [Result<Frame<Bytes>, Failed>; 2] = [Ok(Frame::data(half)), Err("cut".into())];
     Response::from_parts(parts, BodyExt::boxed(StreamBody::new(stream::iter(frames))))
+}
+
+/// An answer of another time.
+fn dated(mut answer: Response<Bytes>, seconds: Option<i64>) -> Response<Body> {
+    let now = answer.headers_mut().remove(DATE).and_then(|date| answer::later(date.to_str().ok()?, seconds?));
+    // An empty header is none to a client, and keeps the server of this proxy from adding its own.
+    let date = now.and_then(|text| HeaderValue::from_str(&text).ok()).unwrap_or(HeaderValue::from_static(""));
+    answer.headers_mut().insert(DATE, date);
+    whole(answer)
 }
 
 fn never(never: Infallible) -> Failed {

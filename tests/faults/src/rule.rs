@@ -57,6 +57,11 @@ pub enum Fault {
         /// False: nothing is refused.
         refuses: bool,
     },
+    /// It is forwarded and done; its answer's `Date` is so many seconds later, as of a server whose clock is ahead.
+    Date {
+        /// Seconds; below 0 for a clock that is behind, `None` for an answer without the header.
+        seconds: Option<i64>,
+    },
     /// Half of each table's keys of a BatchGetItem are forwarded, the other half comes back unprocessed.
     Unprocessed,
     /// A planted bug: a TransactWriteItems is forwarded with actions that lack their condition, or do nothing.

@@ -149,7 +149,7 @@ async fn the_step_bounds_an_invocation_by_max_steps_and_says_continue_then_done(
     std::fs::create_dir_all(&directory).unwrap();
     let url = format!("file://{}", directory.display());
     let seed = Seed { tombstones: 600, ..Seed::small(8) };
-    metashift::catalog::seed::write(&Location::parse(&url).unwrap(), seed, &budget()).await.unwrap();
+    metashift::catalog::seed::write(&Location::parse(&url).await.unwrap(), seed, &budget()).await.unwrap();
     let mut statuses = Vec::new();
     loop {
         let input = Input::parse(json!({"version": 1, "store": url, "toFormat": 9, "maxSteps": 1})).unwrap();
@@ -175,7 +175,7 @@ async fn an_invocation_as_a_lambda_answers_json_and_metrics_until_it_is_done() {
     std::fs::create_dir_all(&directory).unwrap();
     let url = format!("file://{}", directory.display());
     let seed = Seed { tombstones: 600, ..Seed::small(8) };
-    metashift::catalog::seed::write(&Location::parse(&url).unwrap(), seed, &budget()).await.unwrap();
+    metashift::catalog::seed::write(&Location::parse(&url).await.unwrap(), seed, &budget()).await.unwrap();
     let (mut moved, mut invocations) = (0.0, 0);
     loop {
         let deadline = u64::try_from(environment().now().as_millisecond()).unwrap() + 60_000;

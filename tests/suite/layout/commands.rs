@@ -372,10 +372,16 @@ async fn the_commands_of_a_rollback_plan_work_in_their_order() {
         if step.contains("roll the nodes back") {
             lake.put(Side::V1, "tbl/v1-only", b"v").await;
         }
+        // As it is printed: it names the table and the server itself.
         if let Some((_, arguments)) = step.split_once("metashift layout ") {
-            let arguments: Vec<_> = arguments.split_whitespace().collect();
-            let running = run(&lake, &arguments);
-            let (code, said) = tokio::time::timeout(Duration::from_secs(30), running).await.expect(step);
+            let mut pasted = Command::new(env!("CARGO_BIN_EXE_metashift"));
+            pasted
+                .env_clear()
+                .args(["--json", "layout"])
+                .args(arguments.split_whitespace())
+                .kill_on_drop(true);
+            let output = tokio::time::timeout(Duration::from_secs(30), pasted.output()).await.expect(step);
+            let (code, said) = ended(&output.unwrap());
             assert_eq!(code, Some(0), "{step}: {said}");
             ran += 1;
         }
@@ -500,4 +506,135 @@ async fn what_status_says_is_next_does_that_to_the_same_table() {
     pasted.env_clear().args(["--json", "layout"]).args(named.split_whitespace()).kill_on_drop(true);
     let (code, said) = ended(&pasted.output().await.unwrap());
     assert_eq!(code, Some(0), "{named}: {said}");
+}
+
+#[tokio::test]
+async fn who_may_only_read_can_look_at_a_dead_cutover_and_looking_ends_none() {
+    let lake = Lake::with_items(20).await;
+    lake.run(2).backfill().await.unwrap();
+    install_barrier(&lake.tables, &start("e1")).await.unwrap();
+    let proxy = lake.proxy().await;
+    let denied = Fault::Error { name: "AccessDeniedException".to_owned() };
+    proxy.add(Rule::new("writes", denied).on("TransactWriteItems"));
+    proxy.add(Rule::new("date", Fault::Date { seconds: Some(700) }).on("GetItem"));
+    let before = lake.everything().await;
+    for arguments in [&["status"][..], &["plan"], &["rejects"], &["rollback-plan"]] {
+        let (code, said) = ended(&command(&proxy.endpoint(), arguments).output().await.unwrap());
+        assert_eq!(code, Some(0), "{arguments:?}: {said}");
+        if arguments == ["status"] {
+            let next = said["next"].as_str().unwrap();
+            assert!(next.contains("past its deadline") && next.contains("layout abort"), "{next}");
+        }
+    }
+    let report = ["--json", "report", "--table", TABLE, "--endpoint"];
+    let mut report_of = Command::new(env!("CARGO_BIN_EXE_metashift"));
+    let said = report_of.env_clear().args(report).arg(proxy.endpoint()).output().await.unwrap();
+    assert_eq!(ended(&said).0, Some(0));
+    assert_eq!(proxy.hits("writes"), 0);
+    proxy.remove("writes");
+    // What sets something for a run ends none either.
+    for arguments in [&["throttle", "--write-units", "50"][..], &["pause"], &["resume"], &["status"]] {
+        assert_eq!(
+            ended(&command(&proxy.endpoint(), arguments).output().await.unwrap()).0,
+            Some(0),
+            "{arguments:?}"
+        );
+    }
+    assert_eq!(lake.value(Side::V1, BARRIER_KEY).await.as_deref(), Some(BARRIER_VALUE));
+    let control = "__lake_internal/dynamo-prefix-v2/control";
+    lake.remove(Side::V1, control).await;
+    assert!(before == lake.everything().await, "looking has changed something");
+    let (code, said) =
+        ended(&command(&proxy.endpoint(), &["run", "--local", "--segments", "2"]).output().await.unwrap());
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(lake.value(Side::V1, BARRIER_KEY).await, None, "a verb ends it");
+}
+
+#[tokio::test]
+async fn no_output_has_the_secret_of_a_cutover_that_holds_the_barrier() {
+    let lake = Lake::with_items(5).await;
+    lake.run(2).backfill().await.unwrap();
+    install_barrier(&lake.tables, &start("e1")).await.unwrap();
+    let secret = lake.plan().await.unwrap().cutover.unwrap().digest_key;
+    assert!(!secret.is_empty());
+    let endpoint = lake.server.endpoint();
+    for json in [true, false] {
+        for arguments in [
+            &["layout", "status"][..],
+            &["layout", "plan"],
+            &["layout", "rollback-plan"],
+            &["layout", "rejects"],
+            &["report"],
+        ] {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_metashift"));
+            command.env_clear().args(json.then_some("--json")).args(arguments).args(["--table", TABLE]);
+            let output = command.args(["--endpoint", &endpoint]).kill_on_drop(true).output().await.unwrap();
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert!(!said.contains(&secret) && !said.contains("digestKey"), "{arguments:?}: {said}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn names_of_attributes_and_keys_reach_the_terminal_without_control_characters() {
+    let lake = Lake::with_items(5).await;
+    let text = |text: &str| AttributeValue::S(text.to_owned());
+    let odd = lake.client.put_item().table_name(TABLE).item("pk", text("tbl/\u{1b}[31mred\u{9b}1m"));
+    let odd = odd.item("val", AttributeValue::B(aws_sdk_dynamodb::primitives::Blob::new(b"v")));
+    odd.item("\u{1b}]0;title\u{7}\u{9b}2J\u{202e}", text("more")).send().await.unwrap();
+    let (code, said) = run(&lake, &["run", "--local", "--segments", "2"]).await;
+    assert_eq!((code, said["error"]["name"].as_str()), (Some(3), Some("BlockedByRejects")), "{said}");
+    for json in [true, false] {
+        for arguments in
+            [&["rejects"][..], &["status"], &["plan", "--survey"], &["status", "--watch", "--every", "1"]]
+        {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_metashift"));
+            command.env_clear().args(json.then_some("--json")).arg("layout").args(arguments);
+            command.args(["--table", TABLE, "--endpoint", &lake.server.endpoint()]).kill_on_drop(true);
+            let said = if arguments.contains(&"--watch") {
+                let mut watch = command.stdout(Stdio::piped()).spawn().unwrap();
+                let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+                lines.next_line().await.unwrap().unwrap()
+            } else {
+                let output = command.output().await.unwrap();
+                String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
+            };
+            let harmless = |c: char| c == '\n' || !(c.is_control() || c == '\u{202e}');
+            assert!(said.chars().all(harmless), "{arguments:?}: {said:?}");
+            if arguments == ["rejects"] {
+                assert!(said.contains("title"), "{said}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_companion_is_encrypted_as_v1_is_and_what_the_account_refuses_is_typed() {
+    let lake = Lake::with_items(5).await;
+    lake.client.delete_table().table_name("lake_prefix_v2").send().await.unwrap();
+    let proxy = lake.proxy().await;
+    let make = ["run", "--local", "--segments", "2", "--create-companion"];
+    for (name, code, kind) in [
+        ("LimitExceededException", 2, "TableMismatch"),
+        ("ResourceInUseException", 4, "Contended"),
+        ("KMSAccessDeniedException", 2, "AccessDenied"),
+        ("AccessDeniedException", 2, "AccessDenied"),
+    ] {
+        proxy.add(Rule::new("refused", Fault::Error { name: name.to_owned() }).on("CreateTable"));
+        let (exit, said) = ended(&command(&proxy.endpoint(), &make).output().await.unwrap());
+        assert_eq!((exit, said["error"]["name"].as_str()), (Some(code), Some(kind)), "{name}: {said}");
+        assert!(said["error"]["next"].is_string(), "{said}");
+    }
+    proxy.remove("refused");
+    let key = "arn:aws:kms:us-east-1:000000000000:key/of-v1";
+    let body = format!(
+        r#"{{"Table":{{"TableName":"{TABLE}","TableStatus":"ACTIVE","KeySchema":[{{"AttributeName":"pk","KeyType":"HASH"}}],
+        "AttributeDefinitions":[{{"AttributeName":"pk","AttributeType":"S"}}],
+        "SSEDescription":{{"Status":"ENABLED","SSEType":"KMS","KMSMasterKeyArn":"{key}"}}}}}}"#
+    );
+    proxy.add(Rule::new("encrypted", Fault::Answer { body }).on("DescribeTable").table(TABLE));
+    let asked = Fault::Delay { millis: 0 };
+    proxy.add(Rule::new("key", asked).on("CreateTable").mentioning(key).mentioning("\"SSEType\":\"KMS\""));
+    let (exit, said) = ended(&command(&proxy.endpoint(), &make).output().await.unwrap());
+    assert_eq!((exit, proxy.hits("key")), (Some(0), 1), "{said}");
 }

@@ -14,6 +14,7 @@ use metashift::layout::walk::SegmentInput;
 use metashift::layout::{Tables, status};
 use metashift::step::{Consumed, Status};
 use metashift::{ErrorKind, Result};
+use metashift_faults::{Fault, Rule};
 use tokio::sync::Semaphore;
 
 use super::support::{Lake, pages, tables_through};
@@ -203,4 +204,31 @@ async fn page_sizes_and_segments_that_cannot_be_are_refused_before_anything_is_r
         assert_eq!(lake.run(1).survey("s", segments).await.unwrap_err().kind(), ErrorKind::InvalidInput);
     }
     assert!(before == lake.everything().await);
+}
+
+#[tokio::test]
+async fn a_pause_that_arrives_late_never_lands_over_what_was_set_since() {
+    let lake = Lake::with_items(5).await;
+    open(&lake, 1).await;
+    let control = async || status::load_control(&lake.tables).await.unwrap();
+    // Before anything was set, after a pause and a resume, and where the resume changes nothing.
+    for turn in 0..3 {
+        let proxy = lake.proxy().await;
+        let late = tables_through(&proxy);
+        proxy.add(Rule::new("late", Fault::Hold).on("TransactWriteItems").mentioning("/control"));
+        let pausing =
+            tokio::spawn(async move { status::change_control(&late, |control| control.paused = true).await });
+        proxy.reached("late", 1).await;
+        // Whoever sent it is gone; the request is not.
+        pausing.abort();
+        if turn == 1 {
+            pause(&lake.tables, true).await;
+        }
+        pause(&lake.tables, false).await;
+        let set = control().await;
+        proxy.release("late");
+        proxy.idle().await;
+        assert_eq!(control().await, set, "turn {turn}");
+        assert!(!set.paused && !set.write.is_empty());
+    }
 }

@@ -125,17 +125,34 @@ async fn a_pause_in_a_cutover_ends_it_and_writers_go_on_unless_it_is_to_be_held(
 }
 
 #[tokio::test]
-async fn a_dead_cutover_is_ended_by_any_later_command_once_its_deadline_has_passed() {
+async fn a_dead_cutover_is_ended_by_the_next_run_once_the_table_says_that_its_deadline_has_passed() {
     let lake = migrated().await;
-    let clock = Arc::new(ShiftedClock::default());
-    let tables = lake.tables_at(&clock);
-    install_barrier(&tables, &start("e1")).await.unwrap();
-    let early = release_barrier(&tables, None, Why::Deadline).await.unwrap();
-    assert!(matches!(early, Released::NotYet(left) if left > Duration::from_secs(500)), "{early:?}");
+    let proxy = lake.proxy().await;
+    let tables = tables_through(&proxy);
+    let at = async |seconds: Option<i64>| {
+        proxy.add(Rule::new("date", Fault::Date { seconds }).on("GetItem"));
+        release_barrier(&tables, None, Why::Deadline).await.unwrap()
+    };
+    // Whoever begins it may have any clock: the deadline is ten minutes of the table's time from now.
+    let wrong = Arc::new(ShiftedClock::default());
+    wrong.advance(Duration::from_secs(3600));
+    install_barrier(&lake.tables_at(&wrong), &start("e1")).await.unwrap();
+    let left = |released: &Released| match released {
+        Released::NotYet(left) => left.as_secs(),
+        other => panic!("{other:?}"),
+    };
+    assert!((655..=660).contains(&left(&at(Some(0)).await)));
+    // Whoever looks, too.
+    assert_eq!(release_expired(&lake.tables_at(&wrong)).await.unwrap(), None);
+    assert!(
+        (25..=31).contains(&left(&at(Some(630)).await)),
+        "the minute after the deadline is the run's own"
+    );
+    assert_eq!(left(&at(None).await), 60, "a table that does not say its time");
     let busy = lake.run_with(&tables, SEGMENTS, 20).backfill().await.unwrap_err();
     assert_eq!(busy.kind(), ErrorKind::Superseded, "{busy}");
     assert_paused(&lake).await;
-    clock.advance(Duration::from_secs(601));
+    proxy.add(Rule::new("date", Fault::Date { seconds: Some(661) }).on("GetItem"));
     lake.run_with(&tables, SEGMENTS, 20).backfill().await.unwrap();
     assert_writable(&lake, "later").await;
     // A verifier and a publisher of the dead cutover find that it is over.

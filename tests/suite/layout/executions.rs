@@ -1,12 +1,15 @@
 //! `layout run` without `--local`: which execution of a deployed state machine it follows. On a server with the API of
 //! Step Functions, with a machine that waits.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use aws_sdk_sfn::Client;
 use aws_sdk_sfn::config::{BehaviorVersion, Credentials, Region};
 use serde_json::{Value, json};
+use tokio::process::Command;
 
+use super::super::http::Recorder;
 use super::super::ministack::Server;
 use super::support::{Lake, TABLE};
 
@@ -41,7 +44,8 @@ async fn a_run_follows_an_execution_of_its_own_mode_and_table_and_refuses_any_ot
         .role_arn("arn:aws:iam::000000000000:role/test")
         .definition(WAITING);
     let machine = machine.send().await.unwrap().state_machine_arn;
-    let input = json!({ "version": 1, "table": TABLE, "mode": "backfill" });
+    let companion = format!("{TABLE}_prefix_v2");
+    let input = json!({ "version": 1, "table": TABLE, "companion": companion, "mode": "backfill" });
     let running =
         machines.start_execution().state_machine_arn(&machine).name("first").input(input.to_string());
     let running = running.send().await.unwrap().execution_arn;
@@ -59,6 +63,11 @@ async fn a_run_follows_an_execution_of_its_own_mode_and_table_and_refuses_any_ot
         (by_itself("another", &[]), "table"),
         (by_name(TABLE, &finalize), "mode"),
         (by_name("another", &[]), "table"),
+        (by_itself(TABLE, &["--new-generation", "--segments", "8"]), "newGeneration"),
+        (by_itself(TABLE, &["--segments", "8"]), "segments"),
+        (by_name(TABLE, &["--page-size", "7"]), "pageSize"),
+        (by_itself(TABLE, &["--companion", "elsewhere"]), "companion"),
+        (by_itself(TABLE, &["--allow-ttl"]), "allowTtl"),
     ] {
         let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
         let (code, said) = layout(&server, &lake, &arguments).await;
@@ -74,4 +83,53 @@ async fn a_run_follows_an_execution_of_its_own_mode_and_table_and_refuses_any_ot
     let (code, said) = layout(&server, &lake, &["run", "--table", TABLE, "--attach", &running]).await;
     assert_eq!((code, said["error"]["name"].as_str()), (Some(5), Some("Superseded")), "{said}");
     assert!(said["error"]["message"].as_str().unwrap().contains("stopped by somebody"), "{said}");
+}
+
+/// An API of Step Functions with one execution: `failing` fails its looks after the first, then the run has succeeded.
+async fn followed(failures: u32, code: &'static str) -> (Option<i32>, Value) {
+    let lake = Lake::with_items(5).await;
+    let looks = AtomicU32::new(0);
+    let api = Recorder::start(move |seen| {
+        let kind = "Content-Type: application/x-amz-json-1.0\r\n".to_owned();
+        assert!(seen.header("x-amz-target").ends_with("DescribeExecution"), "{seen:?}");
+        let look = looks.fetch_add(1, Ordering::SeqCst);
+        if (1..=failures).contains(&look) {
+            return (
+                400,
+                kind,
+                json!({ "__type": format!("x#{code}"), "message": "so it says" }).to_string(),
+            );
+        }
+        let input = json!({
+            "version": 1, "mode": "backfill", "table": TABLE, "companion": format!("{TABLE}_prefix_v2"),
+        });
+        let answer = json!({
+            "executionArn": ARN, "stateMachineArn": ARN, "status": "SUCCEEDED", "startDate": 1.0,
+            "input": input.to_string(), "output": json!({ "status": "done" }).to_string(),
+        });
+        (200, kind, answer.to_string())
+    })
+    .await;
+    let mut command = Command::new(env!("CARGO_BIN_EXE_metashift"));
+    command.env_clear().env("AWS_ENDPOINT_URL_SFN", api.endpoint()).env("AWS_REGION", "us-east-1");
+    command.env("AWS_ACCESS_KEY_ID", "test").env("AWS_SECRET_ACCESS_KEY", "test");
+    command.args(["--json", "layout", "run", "--table", TABLE, "--endpoint", &lake.server.endpoint()]);
+    command.args(["--attach", ARN]).kill_on_drop(true);
+    let output = tokio::time::timeout(Duration::from_secs(60), command.output()).await;
+    let output = output.expect("it ends").unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let last = text.lines().last().and_then(|line| serde_json::from_str(line).ok());
+    (output.status.code(), last.unwrap_or_default())
+}
+
+const ARN: &str = "arn:aws:states:us-east-1:000000000000:execution:x-dynamodb-layout:run";
+
+#[tokio::test]
+async fn who_follows_an_execution_outlasts_throttling_and_says_that_a_token_has_expired() {
+    // More than the SDK repeats by itself.
+    let (code, said) = followed(4, "ThrottlingException").await;
+    assert_eq!((code, said["status"].as_str()), (Some(0), Some("done")), "{said}");
+    let (code, said) = followed(99, "ExpiredTokenException").await;
+    assert_eq!((code, said["error"]["name"].as_str()), (Some(2), Some("AccessDenied")), "{said}");
+    assert!(said["error"]["next"].as_str().unwrap().contains("sign in again"), "{said}");
 }

@@ -240,7 +240,7 @@ async fn a_server_that_lacks_the_calls_for_backups_is_no_obstacle() {
     let lake = Lake::with_items(5).await;
     let report = preflight(&lake.tables, Accepted::default(), None).await.unwrap();
     assert!(report.check().is_ok());
-    assert_eq!(report.v1.point_in_time_recovery, None);
+    assert_eq!(report.v1.point_in_time_recovery.unwrap(), None);
     assert!(report.warnings.iter().any(|warning| warning.contains("point-in-time recovery")));
 }
 
@@ -307,4 +307,72 @@ async fn a_barrier_of_our_own_that_is_released_while_preflight_looks_is_nobody_e
     metashift::layout::cutover::release_barrier(&lake.tables, None, super::support::ABORT).await.unwrap();
     proxy.release("plan");
     looking.await.unwrap().unwrap().check().unwrap();
+}
+
+#[tokio::test]
+async fn what_a_probe_cannot_find_out_blocks_where_a_yes_would_and_warns_where_a_no_would() {
+    let lake = Lake::with_items(5).await;
+    let proxy = lake.proxy().await;
+    let tables = tables_through(&proxy).patient(Duration::from_millis(200));
+    let run = lake.run_with(&tables, 2, 10);
+    let allowed = Accepted { ttl: true, ..Accepted::default() };
+    let error = |name: &str| Fault::Error { name: name.to_owned() };
+    let failures = [
+        (error("AccessDeniedException"), ErrorKind::AccessDenied),
+        (error("InternalServerError"), ErrorKind::Unavailable),
+        (error("ThrottlingException"), ErrorKind::Throttled),
+        (Fault::DropBefore, ErrorKind::Unavailable),
+    ];
+    let before = lake.everything().await;
+    for (fault, kind) in failures.clone() {
+        proxy.add(Rule::new("ttl", fault).on("DescribeTimeToLive").table(TABLE));
+        let refused = run.backfill().await.unwrap_err();
+        assert_one_line(&refused, kind);
+        assert!(refused.message().contains("(TTL) could not be found out"), "{refused}");
+        assert!(refused.next_step().unwrap().contains("--allow-ttl"), "{refused}");
+        let report = preflight(&tables, allowed, None).await.unwrap();
+        assert!(report.check().is_ok());
+        assert!(report.warnings.iter().any(|one| one.contains("TTL")), "{:?}", report.warnings);
+    }
+    proxy.add(Rule::new("ttl", error("UnknownOperationException")).on("DescribeTimeToLive"));
+    let report = preflight(&tables, Accepted::default(), None).await.unwrap();
+    assert!(
+        report.check().is_ok() && report.v1.ttl.unwrap().is_none(),
+        "a server without TTL expires nothing"
+    );
+    proxy.clear();
+    for (fault, _) in failures.clone() {
+        proxy.add(Rule::new("backups", fault).on("DescribeContinuousBackups"));
+        let report = preflight(&tables, Accepted::default(), None).await.unwrap();
+        assert!(report.check().is_ok());
+        for name in ["v1", "v2"] {
+            let warning = format!("whether {name} has point-in-time recovery could not be found out");
+            assert!(report.warnings.iter().any(|one| one.contains(&warning)), "{:?}", report.warnings);
+        }
+    }
+    proxy.clear();
+    for table in [TABLE, "lake_prefix_v2"] {
+        for (fault, kind) in failures.clone() {
+            proxy.add(Rule::new("table", fault).on("DescribeTable").table(table));
+            assert_eq!(preflight(&tables, allowed, None).await.unwrap_err().kind(), kind, "{table}");
+        }
+        proxy.clear();
+    }
+    // Without a status, and with replicas of the companion.
+    let keys = r#""KeySchema":[{"AttributeName":"bucket","KeyType":"HASH"},{"AttributeName":"pk","KeyType":"RANGE"}],
+        "AttributeDefinitions":[{"AttributeName":"bucket","AttributeType":"S"},{"AttributeName":"pk","AttributeType":"S"}]"#;
+    for (more, says) in [
+        (String::new(), "is not active"),
+        (
+            r#","TableStatus":"ACTIVE","Replicas":[{"RegionName":"eu-west-1"}]"#.to_owned(),
+            "v2 has replicas in eu-west-1",
+        ),
+    ] {
+        let body = format!(r#"{{"Table":{{{keys}{more}}}}}"#);
+        proxy.add(Rule::new("table", Fault::Answer { body }).on("DescribeTable").table("lake_prefix_v2"));
+        let refused = run.backfill().await.unwrap_err();
+        assert_one_line(&refused, ErrorKind::TableMismatch);
+        assert!(refused.message().contains(says), "{refused}");
+    }
+    assert!(before == lake.everything().await, "something was changed");
 }

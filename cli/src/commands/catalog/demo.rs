@@ -27,7 +27,7 @@ pub(crate) async fn demo(environment: &Environment, output: &Output) -> Result<(
     let directory = std::env::temp_dir().join(format!("metashift-demo-{}", environment.id()));
     let url = format!("file://{}", directory.display());
     make_directory(&url)?;
-    let result = Box::pin(story(&Location::parse(&url)?, environment, output)).await;
+    let result = Box::pin(story(&Location::parse(&url).await?, environment, output)).await;
     std::fs::remove_dir_all(&directory)
         .map_err(|error| Error::new(ErrorKind::Internal, format!("{}: {error}", directory.display())))?;
     result

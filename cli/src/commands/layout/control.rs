@@ -29,7 +29,6 @@ pub(crate) struct ControlArgs {
 
 pub(crate) async fn throttle(args: ThrottleArgs, output: &Output) -> Result<()> {
     let tables = args.tables.tables().await?;
-    super::release_expired(&tables, output).await?;
     if args.write_units.is_some() {
         check_not_final(&tables).await?;
     }
@@ -52,7 +51,6 @@ async fn check_not_final(tables: &Tables) -> Result<()> {
 
 pub(crate) async fn pause(args: ControlArgs, paused: bool, output: &Output) -> Result<()> {
     let tables = args.tables.tables().await?;
-    super::release_expired(&tables, output).await?;
     if paused {
         check_not_final(&tables).await?;
     }

@@ -9,11 +9,12 @@ use metashift::layout::preflight::{Accepted, Estimate, Report, UNSURVEYED, prefl
 use metashift::layout::records::segment::{State as SegmentState, Walk};
 use metashift::layout::run::Run;
 use metashift::layout::status::walk_segments;
+use metashift::layout::tables::Probe;
 use metashift::layout::walk::DEFAULT_PAGE_SIZE;
 use serde_json::{Value, json};
 
 use super::run::AcceptArgs;
-use crate::connect::{TableArgs, sdk_config};
+use crate::connect::TableArgs;
 use crate::output::Output;
 
 #[derive(Debug, Args)]
@@ -39,15 +40,17 @@ pub(crate) struct PlanArgs {
 pub(crate) async fn run(args: PlanArgs, output: &Output) -> Result<()> {
     let tables = args.tables.tables().await?;
     let accepted: Accepted = args.accept.into();
-    let rate = if args.tables.is_aws() {
-        let client = aws_sdk_cloudwatch::Client::new(&sdk_config(args.tables.region()).await);
-        let now = tables.environment().now();
-        // Worth knowing, but no reason to fail: the report says that it is not known.
-        cloudwatch::writes_per_second(&client, &args.tables.table, now).await.ok().flatten()
-    } else {
-        None
+    let rate = match args.tables.aws().await {
+        None => Ok(None),
+        Some(config) => {
+            let client = aws_sdk_cloudwatch::Client::new(&config);
+            let now = tables.environment().now();
+            cloudwatch::writes_per_second(&client, &args.tables.table, now).await
+        }
     };
-    let mut report = preflight(&tables, accepted, rate).await?;
+    let mut report = preflight(&tables, accepted, rate.as_ref().ok().copied().flatten()).await?;
+    // A high rate is worth a warning only, and so is one that could not be found out.
+    report.warnings.extend(rate.err().map(|error| format!("the write rate of v1: {}", error.message())));
     let mut estimate = report.estimate;
     let mut survey = Value::Null;
     if args.survey {
@@ -98,7 +101,15 @@ async fn next_survey(tables: &Tables, id: &str, segments: u32) -> Result<String>
 
 fn show(output: &Output, report: &Report, estimate: &Estimate, survey: &Value) {
     let plan = report.plan.as_ref();
-    let known = |flag: Option<bool>| flag.map_or("unknown", |on| if on { "on" } else { "off" }).to_owned();
+    let known = |found: &Probe| {
+        let name = match found {
+            Ok(Some(true)) => "on",
+            Ok(Some(false)) => "off",
+            Ok(None) => "not offered",
+            Err(_) => "unknown",
+        };
+        name.to_owned()
+    };
     let v2 = report.v2.as_ref();
     let mut rows = vec![
         ("items", estimate.items.to_string()),
@@ -116,8 +127,8 @@ fn show(output: &Output, report: &Report, estimate: &Estimate, survey: &Value) {
             "point-in-time recovery",
             format!(
                 "v1 {}, v2 {}",
-                known(report.v1.point_in_time_recovery),
-                known(v2.and_then(|v2| v2.point_in_time_recovery))
+                known(&report.v1.point_in_time_recovery),
+                v2.map_or_else(|| "missing".to_owned(), |v2| known(&v2.point_in_time_recovery))
             ),
         ),
         (

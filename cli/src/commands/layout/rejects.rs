@@ -17,7 +17,6 @@ pub(crate) struct RejectsArgs {
 
 pub(crate) async fn run(args: RejectsArgs, output: &Output) -> Result<()> {
     let tables = args.tables.tables().await?;
-    super::release_expired(&tables, output).await?;
     let plan = load_plan(&tables).await?.ok_or_else(no_plan)?.record;
     let rejects = status::rejects(&tables, &plan).await?;
     output.emit(&json!({ "rejects": rejects }));

@@ -48,7 +48,6 @@ pub(crate) async fn run(args: RepairArgs, output: &Output) -> Result<()> {
         observer: output.observer(None),
     };
     if args.dry_run {
-        super::release_expired(&run.tables, output).await?;
         let (summary, _) = run.compare().await?;
         show(output, &summary);
         output.say(format!("{} keys would change; nothing was changed", summary.mismatched));

@@ -6,10 +6,12 @@ use clap::Args;
 use jiff::Timestamp;
 use metashift::environment::elapsed;
 use metashift::layout::key::RESERVED_PREFIX;
+use metashift::layout::status::rehearsal;
 use metashift::layout::transaction::Side;
 use metashift::{Error, ErrorKind, Result};
 use serde_json::json;
 
+use crate::again::quoted;
 use crate::connect::TableArgs;
 use crate::output::{Output, time};
 
@@ -57,8 +59,12 @@ pub(crate) async fn run(args: RetireArgs, output: &Output) -> Result<()> {
             .next("metashift layout audit"),
         );
     }
-    let commands = commands(tables.name(Side::V1));
-    let items = tables.describe(Side::V1).await?.map_or(0, |facts| facts.items);
+    let commands = commands(tables.name(Side::V1), &args.tables.aws_flags().await);
+    // Of the last audit, else of the cutover: DynamoDB's own count has the records of the migration in it.
+    let items = match &plan.audited {
+        Some(audited) => rehearsal(&tables, &plan, &audited.run).await?.v1_items,
+        None => plan.cutover.as_ref().and_then(|cutover| cutover.verified).unwrap_or_default(),
+    };
     output.emit(&json!({
         "userItems": items, "kept": RESERVED_PREFIX, "commands": commands,
         "obstacles": obstacles.iter().map(|one| json!({ "name": one.kind().name(), "message": one.message() }))
@@ -84,20 +90,24 @@ pub(crate) async fn run(args: RetireArgs, output: &Output) -> Result<()> {
     Ok(())
 }
 
-/// The commands that take v1's user items away; the backup first.
-fn commands(table: &str) -> Vec<String> {
+/// The commands that take v1's user items away, with these flags; the backup first.
+fn commands(table: &str, flags: &str) -> Vec<String> {
+    let (name, backup) = (quoted(table), quoted(&format!("{table}-before-retire")));
+    let aws = |verb: &str| format!("aws dynamodb {verb}{flags}");
     vec![
-        format!("aws dynamodb create-backup --table-name {table} --backup-name {table}-before-retire"),
-        format!("aws dynamodb list-backups --table-name {table}   # go on once its status is AVAILABLE"),
+        format!("{} --table-name {name} --backup-name {backup}", aws("create-backup")),
+        format!("{} --table-name {name}   # go on once its status is AVAILABLE", aws("list-backups")),
+        // 25 items a turn, as many as one request takes; what it leaves over, the next turn finds again.
         format!(
-            "aws dynamodb scan --table-name {table} --projection-expression pk \\\n  \
-             --filter-expression 'NOT begins_with(pk, :kept)' \\\n  \
-             --expression-attribute-values '{{\":kept\":{{\"S\":\"{RESERVED_PREFIX}\"}}}}' --output json |\n  \
-             jq -c '.Items as $all | range(0; $all | length; 25) as $n |\n    \
-             {{\"{table}\": ($all[$n:$n + 25] | map({{DeleteRequest: {{Key: .}}}}))}}' |\n  \
-             while IFS= read -r batch; do while [ \"$batch\" != '{{}}' ]; do\n    \
-             batch=$(aws dynamodb batch-write-item --request-items \"$batch\" --query UnprocessedItems --output json) ||\n      \
-             exit 1; done; done   # again until it lists nothing"
+            "while batch=$({} --table-name {name} --consistent-read --page-size 100 --max-items 25 \\\n    \
+             --projection-expression pk --filter-expression 'NOT begins_with(pk, :kept)' \\\n    \
+             --expression-attribute-values '{{\":kept\":{{\"S\":\"{RESERVED_PREFIX}\"}}}}' \\\n    \
+             --query {} --output json); do\n  \
+             case $batch in *DeleteRequest*) ;; *) echo 'nothing is left'; break ;; esac\n  \
+             {} --request-items \"$batch\" >/dev/null || break\ndone",
+            aws("scan"),
+            quoted(&format!("{{\"{table}\": Items[].{{DeleteRequest: {{Key: @}}}}}}")),
+            aws("batch-write-item"),
         ),
     ]
 }
@@ -108,8 +118,9 @@ mod tests {
 
     #[test]
     fn the_backup_comes_first_and_the_marker_stays() {
-        let commands = commands("lake");
+        let commands = commands("lake", " --region eu-west-1");
         assert!(commands.first().is_some_and(|first| first.contains("create-backup")));
         assert!(commands.last().is_some_and(|last| last.contains("NOT begins_with(pk, :kept)")));
+        assert!(commands.iter().all(|command| command.contains("--region eu-west-1 --table-name lake")));
     }
 }

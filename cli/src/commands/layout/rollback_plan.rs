@@ -17,7 +17,6 @@ pub(crate) struct RollbackPlanArgs {
 
 pub(crate) async fn run(args: RollbackPlanArgs, output: &Output) -> Result<()> {
     let tables = args.tables.tables().await?;
-    super::release_expired(&tables, output).await?;
     let overview = Overview::load(&tables).await?;
     let state = overview.plan.as_ref().map(|plan| plan.state);
     let (safe, steps) = advice(state, overview.leftovers.marker, overview.leftovers.barrier);

@@ -39,7 +39,6 @@ pub(crate) struct StatusArgs {
 
 pub(crate) async fn run(args: StatusArgs, output: &Output) -> Result<()> {
     let tables = args.tables.tables().await?;
-    super::release_expired(&tables, output).await?;
     // Another layout is no obstacle to a look.
     if let Some(plan) = load_plan(&tables).await?
         && let Err(error) = check_plan(&plan.record, &tables)
@@ -115,6 +114,7 @@ impl<'a> Watched<'a> {
             self.rejects = (outstanding, found);
         }
         let at = self.now();
+        let of_table = self.tables.time().await?.unwrap_or(at);
         let sample = Sample::of(&overview, at);
         if self.samples.back().is_some_and(|last| last.work != sample.work) {
             self.samples.clear();
@@ -127,6 +127,7 @@ impl<'a> Watched<'a> {
         let rate = look::rate(self.samples.iter()).or_else(|| look::average(&overview));
         Ok(Look {
             at,
+            of_table,
             expected: self.expected,
             rate,
             overview,

@@ -18,6 +18,9 @@ pub struct Control {
     pub paused: bool,
     /// Write request units a second for all workers together; `None`: unlimited.
     pub write_units: Option<u32>,
+    /// Drawn for each write: no two have the same bytes, so that a late one never finds what it was sent upon.
+    #[serde(default)]
+    pub write: String,
     /// Fields of other versions.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
@@ -27,7 +30,7 @@ impl Record for Control {}
 
 impl Default for Control {
     fn default() -> Self {
-        Self { version: VERSION, paused: false, write_units: None, extra: Map::new() }
+        Self { version: VERSION, paused: false, write_units: None, write: String::new(), extra: Map::new() }
     }
 }
 
@@ -38,10 +41,16 @@ mod tests {
     use super::super::{decode, encode};
     use super::*;
 
+    #[test]
+    fn a_record_from_before_writes_had_ids_is_read() {
+        let read = decode::<Control>(KEY, br#"{"version":1,"paused":true,"writeUnits":5}"#).unwrap();
+        assert_eq!(read, Control { paused: true, write_units: Some(5), ..Control::default() });
+    }
+
     proptest! {
         #[test]
-        fn it_survives_its_codec(paused: bool, write_units: Option<u32>) {
-            let control = Control { paused, write_units, ..Control::default() };
+        fn it_survives_its_codec(paused: bool, write_units: Option<u32>, write: String) {
+            let control = Control { paused, write_units, write, ..Control::default() };
             prop_assert_eq!(decode::<Control>(KEY, &encode(&control).unwrap()).unwrap(), control);
         }
     }

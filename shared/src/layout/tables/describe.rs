@@ -1,9 +1,12 @@
 //! What the control plane says about the two tables.
 
+use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_dynamodb::types::{
     AttributeDefinition, BillingMode, KeySchemaElement, KeyType, PointInTimeRecoveryStatus,
-    ScalarAttributeType, TableStatus, TimeToLiveStatus,
+    ScalarAttributeType, SseSpecification, SseType, TableStatus, TimeToLiveStatus,
 };
+
+use aws_smithy_runtime_api::http::Response;
 
 use super::failure::Failure;
 use super::{Side, Tables};
@@ -20,8 +23,12 @@ pub struct KeyAttribute {
     pub scalar: String,
 }
 
+/// What a probe found: on or off, `None` where the server does not know the operation and so has no such feature, an error where
+/// it could not be found out.
+pub type Probe = Result<Option<bool>>;
+
 /// What is known of a table.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct TableFacts {
     /// The primary key.
     pub key: Vec<KeyAttribute>,
@@ -37,10 +44,12 @@ pub struct TableFacts {
     pub deletion_protection: bool,
     /// Regions of global-table replicas.
     pub replicas: Vec<String>,
-    /// True where items expire; `None` where the server does not say.
-    pub ttl: Option<bool>,
-    /// True where point-in-time recovery is on; `None` where the server does not say.
-    pub point_in_time_recovery: Option<bool>,
+    /// ARN of the KMS key that it is encrypted with; `None` for DynamoDB's own key.
+    pub kms_key: Option<String>,
+    /// Whether items expire.
+    pub ttl: Probe,
+    /// Whether point-in-time recovery is on.
+    pub point_in_time_recovery: Probe,
 }
 
 impl Tables {
@@ -79,47 +88,40 @@ impl Tables {
             items: u64::try_from(table.item_count().unwrap_or_default()).unwrap_or_default(),
             bytes: u64::try_from(table.table_size_bytes().unwrap_or_default()).unwrap_or_default(),
             on_demand: billing == Some(&BillingMode::PayPerRequest),
-            active: matches!(table.table_status(), Some(TableStatus::Active | TableStatus::Updating) | None),
+            active: matches!(table.table_status(), Some(TableStatus::Active | TableStatus::Updating)),
             deletion_protection: table.deletion_protection_enabled().unwrap_or_default(),
             replicas: table
                 .replicas()
                 .iter()
                 .filter_map(|one| one.region_name().map(str::to_owned))
                 .collect(),
-            ttl: self.ttl(name).await?,
-            point_in_time_recovery: self.point_in_time_recovery(name).await?,
+            kms_key: table.sse_description().and_then(|sse| sse.kms_master_key_arn().map(str::to_owned)),
+            ttl: self.ttl(name).await,
+            point_in_time_recovery: self.point_in_time_recovery(name).await,
         }))
     }
 
-    async fn ttl(&self, name: &str) -> Result<Option<bool>> {
+    async fn ttl(&self, name: &str) -> Probe {
         let answer = self
             .attempt(&format!("reading the time to live of {name}"), || async {
-                self.client
-                    .describe_time_to_live()
-                    .table_name(name)
-                    .send()
-                    .await
-                    .map_err(|error| Failure::of(&error))
+                let answer = self.client.describe_time_to_live().table_name(name).send().await;
+                unless_not_offered(answer)
             })
-            .await;
-        Ok(unless_not_offered(answer)?.map(|answer| {
+            .await?;
+        Ok(answer.map(|answer| {
             let status = answer.time_to_live_description().and_then(|ttl| ttl.time_to_live_status());
             matches!(status, Some(TimeToLiveStatus::Enabled | TimeToLiveStatus::Enabling))
         }))
     }
 
-    async fn point_in_time_recovery(&self, name: &str) -> Result<Option<bool>> {
+    async fn point_in_time_recovery(&self, name: &str) -> Probe {
         let answer = self
             .attempt(&format!("reading the backups of {name}"), || async {
-                self.client
-                    .describe_continuous_backups()
-                    .table_name(name)
-                    .send()
-                    .await
-                    .map_err(|error| Failure::of(&error))
+                let answer = self.client.describe_continuous_backups().table_name(name).send().await;
+                unless_not_offered(answer)
             })
-            .await;
-        Ok(unless_not_offered(answer)?.map(|answer| {
+            .await?;
+        Ok(answer.map(|answer| {
             answer
                 .continuous_backups_description()
                 .and_then(|backups| backups.point_in_time_recovery_description())
@@ -128,9 +130,15 @@ impl Tables {
         }))
     }
 
-    /// Creates the companion table: on-demand, keyed by bucket and pk, with deletion protection.
+    /// Creates the companion table: on-demand, keyed by bucket and pk, with deletion protection, encrypted as v1 is.
+    ///
+    /// `TableMismatch` where the account or the KMS key does not allow it.
     pub async fn create_companion(&self) -> Result<()> {
         let name = self.name(Side::V2);
+        let encrypted = self.describe(Side::V1).await?.and_then(|v1| v1.kms_key).map(|key| {
+            let sse = SseSpecification::builder().enabled(true).sse_type(SseType::Kms);
+            sse.kms_master_key_id(key).build()
+        });
         let element = |name: &str, kind: KeyType| {
             KeySchemaElement::builder().attribute_name(name).key_type(kind).build().map_err(Failure::build)
         };
@@ -152,6 +160,7 @@ impl Tables {
                 .attribute_definitions(attribute("pk")?)
                 .billing_mode(BillingMode::PayPerRequest)
                 .deletion_protection_enabled(true)
+                .set_sse_specification(encrypted.clone())
                 .send()
                 .await
                 .map_err(|error| Failure::of(&error))
@@ -171,11 +180,14 @@ impl Tables {
     }
 }
 
-/// Servers that are not AWS do not offer every call; what they do not offer is not known.
-fn unless_not_offered<T>(answer: Result<T>) -> Result<Option<T>> {
+/// A server that does not know the operation does not have the feature; any other failure tells nothing.
+fn unless_not_offered<T, E>(answer: Result<T, SdkError<E, Response>>) -> Result<Option<T>, Failure>
+where
+    E: ProvideErrorMetadata + std::error::Error + 'static,
+{
     match answer {
         Ok(answer) => Ok(Some(answer)),
-        Err(error) if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::AccessDenied) => Ok(None),
-        Err(error) => Err(error),
+        Err(error) if error.code() == Some("UnknownOperationException") => Ok(None),
+        Err(error) => Err(Failure::of(&error)),
     }
 }

@@ -11,6 +11,7 @@ use aws_smithy_runtime_api::http::Response;
 use jiff::Timestamp;
 use jiff::fmt::rfc2822::DateTimeParser;
 
+use crate::aws::{NEEDS_CREDENTIALS, reason as chain};
 use crate::layout::outcome::{Cancelled, Reason, classify};
 use crate::{Error, ErrorKind};
 
@@ -86,7 +87,7 @@ impl Failure {
             SdkError::DispatchFailure(dispatch) => {
                 let text = chain(error);
                 // The SDK hands out no type for these two; the words are its own and a test holds them.
-                if text.contains("credentials") || text.contains("identity") {
+                if text.contains("credential") || text.contains("identity") {
                     Self::of_construction(&text)
                 } else if text.contains("tcp connect error") || text.contains("dns error") {
                     Self::Passing(format!("cannot connect: {text}"))
@@ -101,12 +102,12 @@ impl Failure {
     }
 
     fn of_construction(text: &str) -> Self {
-        let next = "set AWS credentials and a region, for example AWS_PROFILE and AWS_REGION";
-        Self::Fatal(if text.contains("credentials") || text.contains("identity") {
-            Error::new(ErrorKind::AccessDenied, "no usable AWS credentials were found").next(next)
+        let (kind, what) = if text.contains("credential") || text.contains("identity") {
+            (ErrorKind::AccessDenied, "no usable AWS credentials were found")
         } else {
-            Error::new(ErrorKind::InvalidInput, format!("the request could not be made: {text}")).next(next)
-        })
+            (ErrorKind::InvalidInput, "the request could not be made")
+        };
+        Self::Fatal(Error::new(kind, format!("{what}: {text}")).next(NEEDS_CREDENTIALS))
     }
 
     fn of_code(code: Option<&str>, message: Option<&str>, status: u16) -> Self {
@@ -134,6 +135,21 @@ impl Failure {
             | "IncompleteSignatureException"
             | "MissingAuthenticationTokenException"
             | "ExpiredTokenException" => fatal(ErrorKind::AccessDenied, GRANT_ACCESS),
+            "LimitExceededException" => fatal(
+                ErrorKind::TableMismatch,
+                "raise the account's quota of tables, or wait until other tables are made or deleted; then run it again",
+            ),
+            "ResourceInUseException" => fatal(
+                ErrorKind::Contended,
+                "the table is being changed; wait until it is ACTIVE, then run it again",
+            ),
+            "KMSAccessDeniedException"
+            | "KMSInvalidStateException"
+            | "KMSNotFoundException"
+            | "KMSDisabledException" => fatal(
+                ErrorKind::AccessDenied,
+                "allow the use of the table's KMS key, and enable it; then run it again",
+            ),
             "ValidationException" | "SerializationException" => fatal(
                 ErrorKind::InvalidInput,
                 "check --table and --companion; metashift layout plan looks at both tables",
@@ -267,17 +283,6 @@ fn reason(reason: &CancellationReason) -> Reason {
     Reason::from_code(reason.code(), current.map(|value| value.clone().into_inner()))
 }
 
-fn chain(error: &(dyn StdError + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        source = error.source();
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -295,6 +300,9 @@ mod tests {
         assert_eq!(kind("ResourceNotFoundException", 400), "TableMismatch");
         assert_eq!(kind("AccessDeniedException", 400), "AccessDenied");
         assert_eq!(kind("ValidationException", 400), "InvalidInput");
+        assert_eq!(kind("LimitExceededException", 400), "TableMismatch");
+        assert_eq!(kind("ResourceInUseException", 400), "Contended");
+        assert_eq!(kind("KMSAccessDeniedException", 400), "AccessDenied");
         assert_eq!(kind("IdempotentParameterMismatchException", 400), "a token was used for two requests");
         assert_eq!(kind("InternalServerError", 500), "HTTP 500: m");
         assert_eq!(kind("", 503), "HTTP 503: m");

@@ -203,7 +203,7 @@ async fn main() -> Result<(), Failure> {
         format!("file://{}", directory.display())
     });
     make_directory(&url)?;
-    let root = Location::parse(&url)?;
+    let root = Location::parse(&url).await?;
     let seeded = Location::new(Arc::clone(&root.store), root.path.clone().join("seed"));
     let seed = Seed { format: 8, schemas: 10, tables: 100, delete_files: 100, tombstones, name_bytes: 8 };
     seed::write(&seeded, seed, &Budget::unbounded(environment.clone())).await?;

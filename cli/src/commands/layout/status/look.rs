@@ -77,6 +77,8 @@ pub(super) fn average(overview: &Overview) -> Option<f64> {
 #[derive(Debug, Clone)]
 pub(super) struct Look {
     pub(super) at: Timestamp,
+    /// The same moment by the table's time, which a deadline goes by.
+    pub(super) of_table: Timestamp,
     /// Items of v1, as the table says.
     pub(super) expected: u64,
     /// Items a second.
@@ -274,7 +276,7 @@ impl Look {
     }
 
     fn next(&self) -> &'static str {
-        next(&self.overview, self.segments_done(), elapsed_past(&self.overview, self.at))
+        next(&self.overview, self.segments_done(), elapsed_past(&self.overview, self.of_table))
     }
 
     /// The object for a program.
@@ -372,7 +374,8 @@ fn next(overview: &Overview, done: usize, past_deadline: bool) -> &'static str {
             "wait for the cutover; if it fails, or whoever ran it is dead, it keeps the barrier until metashift layout abort"
         }
         Some(State::Finalizing) if past_deadline => {
-            "metashift layout abort, or metashift layout run --finalize again"
+            "the cutover is past its deadline and keeps writers blocked: metashift layout abort ends it at once, metashift layout \
+             run a minute after the deadline"
         }
         Some(State::Finalizing) => {
             "wait for the cutover; if whoever ran it is dead, metashift layout abort lets writers go on at once"
@@ -426,7 +429,8 @@ mod tests {
                 "{next}"
             );
         }
-        assert!(next(&overview(Some(OnFailure::Release), 0), 0, true).contains("--finalize again"));
+        let dead = next(&overview(Some(OnFailure::Release), 0), 0, true);
+        assert!(dead.contains("layout abort") && dead.contains("layout run"), "{dead}");
     }
 
     #[test]

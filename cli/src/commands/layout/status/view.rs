@@ -130,7 +130,7 @@ fn lines(table: &str, look: &Look, every: u64) -> Vec<(Colour, String)> {
     }
     lines.extend(look.named().into_iter().map(|(what, text)| (Colour::Bad, format!("  {what:<12}{text}"))));
     lines.extend(look.last_error().map(|error| (Colour::Bad, format!("{:<14}{error}", "last error"))));
-    lines
+    lines.into_iter().map(|(colour, text)| (colour, crate::output::plain(&text))).collect()
 }
 
 fn segments(look: &Look) -> Vec<(Colour, String)> {
