@@ -6,7 +6,8 @@
 //!
 //! Whatever is asked, a request can end with `AccessDenied`, `TableMismatch` (no such table), `InvalidInput` (the server
 //! refused its form), `Throttled`, `Contended` or `Unavailable` after [`DEFAULT_PATIENCE`] of attempts, and a write with
-//! `OutcomeUnknown` where its answer was lost. Only further kinds are named below.
+//! `OutcomeUnknown` where its answer was lost; or with `Timeout` where the invocation that it belongs to ends
+//! ([`Tables::until`]). Only further kinds are named below.
 
 mod convert;
 mod describe;
