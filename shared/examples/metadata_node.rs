@@ -32,6 +32,11 @@ async fn main() -> Result<()> {
     )
     .await?;
 
+    // Before the marker a wrong layout or companion is only said; after it the node is refused.
+    if let Some(warning) = store.warning() {
+        println!("{warning}");
+    }
+
     let key = "tbl/example/counter";
     let mut value = store.get(key).await?;
     for n in 0..60_u32 {

@@ -134,7 +134,7 @@ kinds! {
     BlockedByDivergence => StopAndLook,
     /// The cutover ran past its deadline; the barrier was released unless the run holds it.
     CutoverExpired => StopAndLook,
-    /// Nothing shows that every writer is dual-capable.
+    /// Nothing shows that every writer is dual-capable, or, after the marker, that v1 holds nothing that v2 lacks.
     RolloutNotReady => StopAndLook,
     /// Stored bytes that no version of this software writes.
     Corruption => StopAndLook,

@@ -569,11 +569,11 @@ impl MetaStore {
 /// Why this node's layout or companion is not the plan's.
 fn misfit(plan: &Plan, tables: &Tables) -> Option<Error> {
     let (own, named) = (tables.layout().fingerprint(), tables.name(Side::V2));
-    let message = if plan.layout != own {
-        format!("the plan was made with layout {}, this node has {own}", plan.layout)
-    } else {
+    let message = if plan.layout == own {
         let planned = plan.companion.as_deref().filter(|planned| *planned != named)?;
         format!("the plan copies to {planned}, this node names {named}")
+    } else {
+        format!("the plan was made with layout {}, this node has {own}", plan.layout)
     };
     let next = "start the node with the plan's layout and companion; if the plan is the one that is wrong, make a new \
                 generation with the right ones before the marker is published";

@@ -6,7 +6,8 @@
 //!
 //! Whatever is asked, a request can end with `AccessDenied`, `TableMismatch` (no such table), `InvalidInput` (the server
 //! refused its form), `Throttled`, `Contended` or `Unavailable` after [`DEFAULT_PATIENCE`] of attempts, and a write with
-//! `OutcomeUnknown` where its answer was lost. Only further kinds are named below.
+//! `OutcomeUnknown` where its answer was lost; or with `Timeout` where the invocation that it belongs to ends
+//! ([`Tables::until`]). Only further kinds are named below.
 
 mod clock;
 mod convert;
@@ -144,6 +145,7 @@ pub struct Page {
 
 impl Tables {
     /// The table `v1` and its companion, `<v1>_prefix_v2` unless named.
+    #[allow(clippy::needless_pass_by_value, reason = "its connections are these tables' from here on")]
     pub fn new(
         client: Client,
         v1: impl Into<String>,
@@ -623,9 +625,8 @@ impl Tables {
                 .client_request_token(sending.token())
                 .return_consumed_capacity(ReturnConsumedCapacity::Total);
             let answer = request.customize().interceptor(sending.clone()).send().await;
-            let answer = answer.map_err(|error| match sending.is_late() {
-                true => Failure::Late,
-                false => Failure::of_transact_write(&error),
+            let answer = answer.map_err(|error| {
+                if sending.is_late() { Failure::Late } else { Failure::of_transact_write(&error) }
             })?;
             self.meter.writes("TransactWriteItems", answer.consumed_capacity());
             Ok(())

@@ -6,6 +6,7 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use metashift::ErrorKind;
 use metashift::layout::cutover::{Evidence, Start};
 use metashift::layout::key::{INTERNAL_PREFIX, LAKE_SIGNAL_KEY, is_internal};
+use metashift::layout::preflight::{Accepted, preflight};
 use metashift::layout::records::{BARRIER_KEY, BARRIER_VALUE};
 use metashift::layout::transaction::Side;
 use metashift::layout::{MetaStore, Mode, Mutation};
@@ -193,6 +194,9 @@ async fn lakes_own_keys_under_live_signals_are_copied_compared_finalized_read_an
     // As lake leaves them: one only in v1, one in both tables with other values.
     lake.put(Side::V1, AUTHORITATIVE, b"yes").await;
     lake.put(Side::V1, LAKE_SIGNAL_KEY, b"0").await;
+    let looked = preflight(&lake.tables, Accepted::default(), None).await.unwrap();
+    let ceiling = looked.warnings.iter().find(|warning| warning.contains(LAKE_SIGNAL_KEY)).unwrap();
+    assert!(ceiling.contains("about 50 signaled mutations a second"), "{ceiling}");
     let mut stores = Vec::new();
     for _ in 0..3 {
         stores.push(lake.store(Mode::Dual).await);

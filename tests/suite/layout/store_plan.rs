@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use metashift::environment::Environment;
+use metashift::layout::preflight::Accepted;
 use metashift::layout::records::plan::{Plan, State};
 use metashift::layout::records::{BARRIER_KEY, FOREIGN_CURSOR_KEY, MARKER_KEY, plan};
+use metashift::layout::run::Run;
 use metashift::layout::transaction::Side;
 use metashift::layout::{Authority, Layout, MetaStore, Mode, Mutation, Tables};
 use metashift::{Error, ErrorKind};
@@ -126,7 +128,10 @@ async fn a_v2_only_node_opens_only_once_nothing_can_bring_back_what_it_deletes()
     // Another migrator's backfill, which nothing of ours fences.
     lake.put(Side::V1, FOREIGN_CURSOR_KEY, b"tbl/a").await;
     refused(&lake.tables, Mode::V2Only, ErrorKind::ForeignLeftovers, "--discard-foreign-cursor").await;
-    lake.remove(Side::V1, FOREIGN_CURSOR_KEY).await;
+    // What the error names takes it away, and says that there is nothing else to do.
+    let accepted = Accepted { discard_foreign_cursor: true, ..Accepted::default() };
+    let discarded = Run { accepted, ..lake.run(1) }.backfill().await.unwrap_err();
+    assert_eq!(discarded.kind(), ErrorKind::AlreadyFinalized, "{discarded}");
     open().await.unwrap();
     // None of it is asked of a dual node, which writes both tables.
     lake.put(Side::V1, FOREIGN_CURSOR_KEY, b"tbl/a").await;
