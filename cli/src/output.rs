@@ -242,7 +242,9 @@ impl Output {
     fn spell(&self, value: &mut Value) {
         let Value::Object(fields) = value else {
             if let Value::Array(all) = value {
-                all.iter_mut().for_each(|one| self.spell(one));
+                for one in all {
+                    self.spell(one);
+                }
             }
             return;
         };
@@ -277,7 +279,7 @@ impl Output {
     }
 
     /// A table with a header, for a person.
-    pub(crate) fn table(&self, header: &[&str], rows: Vec<Vec<String>>) {
+    pub(crate) fn table(&self, header: &[&str], rows: &[Vec<String>]) {
         if self.json {
             return;
         }

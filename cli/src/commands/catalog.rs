@@ -299,7 +299,7 @@ async fn run_on(command: CatalogCommand, output: &Output) -> Result<()> {
                     found.id,
                 ]
             });
-            output.table(&["name", "created", "expires", "manifest", "id"], rows.collect());
+            output.table(&["name", "created", "expires", "manifest", "id"], &rows.collect::<Vec<_>>());
             Ok(())
         }
         CatalogCommand::Abandon(Store { store }) => {
@@ -562,7 +562,7 @@ fn show_inspection(found: &Inspection, output: &Output) -> Result<()> {
     }
     let count = |number: Option<u64>| number.map_or_else(|| "?".to_owned(), |number| number.to_string());
     let rows = found.plan.iter().map(|next| vec![next.unit.clone(), count(next.records), count(next.bytes)]);
-    output.table(&["a run would do", "records", "bytes"], rows.collect());
+    output.table(&["a run would do", "records", "bytes"], &rows.collect::<Vec<_>>());
     Ok(())
 }
 

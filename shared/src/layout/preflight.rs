@@ -262,7 +262,7 @@ fn check_settings(
         Ok(Some(_)) => {}
         Ok(None) => warnings.push("the server has no TTL: items of v1 do not expire".to_owned()),
         Err(error) => {
-            warnings.push(unknown(error, "whether items of v1 expire (TTL)", "").message().to_owned())
+            warnings.push(unknown(error, "whether items of v1 expire (TTL)", "").message().to_owned());
         }
     }
     for (name, facts) in [("v1", Some(v1)), ("v2", v2)] {

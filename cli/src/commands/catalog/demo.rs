@@ -96,5 +96,6 @@ fn tell(killed_in: Option<u64>, report: &Report, shown: &[Contents], output: &Ou
         let counts = [contents.schemas.len(), contents.tables.len(), contents.delete_files.len(), rows];
         std::iter::once(snapshot).chain(counts).map(|number| number.to_string()).collect()
     });
-    output.table(&["snapshot", "schemas", "tables", "delete files", "inline rows"], rows.collect());
+    output
+        .table(&["snapshot", "schemas", "tables", "delete files", "inline rows"], &rows.collect::<Vec<_>>());
 }

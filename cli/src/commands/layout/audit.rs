@@ -82,7 +82,7 @@ pub(crate) async fn run(args: AuditArgs, output: &Output) -> Result<()> {
         };
         vec![crate::output::key(&one.key), format!("{}{bucket}", super::kind_name(one.kind))]
     });
-    output.table(&["key", "difference"], rows.collect());
+    output.table(&["key", "difference"], &rows.collect::<Vec<_>>());
     for (kind, text) in &mend {
         output.say(format!("{kind}: {text}"));
     }

@@ -78,7 +78,7 @@ pub(crate) async fn run(args: PlanArgs, output: &Output) -> Result<()> {
         let rows: Vec<_> =
             listed.iter().map(|one| vec![crate::output::key(&one.key), super::kind_name(one.kind)]).collect();
         if !rows.is_empty() {
-            output.table(&["key", "reason"], rows);
+            output.table(&["key", "reason"], &rows);
         }
     }
     show(output, &report, &estimate, &survey);

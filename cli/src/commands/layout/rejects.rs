@@ -33,7 +33,7 @@ pub(crate) async fn run(args: RejectsArgs, output: &Output) -> Result<()> {
     let rows = rejects
         .iter()
         .map(|reject| vec![crate::output::key(&reject.key), reason(reject), reject.detail.clone()]);
-    output.table(&["key", "reason", "detail"], rows.collect());
+    output.table(&["key", "reason", "detail"], &rows.collect::<Vec<_>>());
     output.say(
         "mend or delete them (diverged: metashift layout repair), then metashift layout run clears them",
     );

@@ -83,6 +83,6 @@ fn show(output: &Output, summary: &Summary) {
         .map(|one| vec![crate::output::key(&one.key), super::kind_name(one.kind)])
         .collect();
     if !rows.is_empty() {
-        output.table(&["key", "difference"], rows);
+        output.table(&["key", "difference"], &rows);
     }
 }

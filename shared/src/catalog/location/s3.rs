@@ -76,11 +76,11 @@ fn environment() -> AmazonS3Builder {
     std::env::vars()
         .filter(|(name, value)| name.starts_with("AWS_") && !value.is_empty())
         .filter_map(|(name, value)| Some((name.to_ascii_lowercase().parse().ok()?, value)))
-        .filter(|(key, _)| !is_of_the_chain(key))
+        .filter(|(key, _)| !is_of_the_chain(*key))
         .fold(AmazonS3Builder::new(), |builder, (key, value)| builder.with_config(key, value))
 }
 
-fn is_of_the_chain(key: &AmazonS3ConfigKey) -> bool {
+fn is_of_the_chain(key: AmazonS3ConfigKey) -> bool {
     use AmazonS3ConfigKey as Key;
     matches!(
         key,
