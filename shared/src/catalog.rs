@@ -24,6 +24,7 @@ pub mod location;
 pub mod log;
 pub mod read;
 pub mod seed;
+pub mod sound;
 pub mod step;
 pub mod store;
 pub mod units;

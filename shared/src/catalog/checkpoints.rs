@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use slatedb::admin::{Admin, AdminBuilder};
-use slatedb::config::{CheckpointOptions, DbReaderOptions};
+use slatedb::config::CheckpointOptions;
 use slatedb::{Checkpoint, DbReader, DbReaderMode};
 
 use super::authority::CommitAuthority;
@@ -13,7 +13,7 @@ use super::deadline::Deadline;
 use super::driver::{Report, Request};
 use super::location::Location;
 use super::read::StoreReader;
-use super::store::{manifest, open_reader, system_records};
+use super::store::{looking, manifest, open_reader, system_records};
 use crate::Result;
 use crate::environment::Environment;
 
@@ -122,7 +122,7 @@ pub async fn open(
     let named = |found: &&Checkpoint| found.name.as_deref() == Some(name) && !expired(found, environment);
     let Some(found) = checkpoints.iter().rfind(named) else { return Ok(None) };
     let mode = DbReaderMode::Checkpoint(found.id);
-    open_reader(location, mode, DbReaderOptions::default(), deadline).await.map(Some)
+    open_reader(location, mode, looking(), deadline).await.map(Some)
 }
 
 /// After a finished migration, with the writer still held: publishes the result of a native catalog, then releases what

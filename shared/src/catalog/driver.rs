@@ -12,6 +12,7 @@ use super::deadline::Deadline;
 use super::format::{SystemRecords, is_commit_log};
 use super::location::Location;
 use super::log::ended;
+use super::sound::sound;
 use super::store::{Ending, Logged, look, manifest, system_records};
 use super::units::{Registry, Stage, Unit};
 use super::value::Migration;
@@ -117,8 +118,8 @@ enum Outcome {
 /// Runs what the durable state asks for on a store, within a budget: takes the writer, works, closes.
 ///
 /// `InvalidInput` for a target that no unit ends at, and where there is no catalog; `Migration` for a format above the target
-/// and for a unit that this version does not carry; `Corruption` where the check of a unit names records that stop it, before
-/// its marker stands; `Contended` after [`ATTEMPTS`] batches in a row that lost; `Timeout` also where the check does not fit
+/// and for a unit that this version does not carry; `Corruption` where [`sound`] finds damage and where the check of a unit names
+/// records that stop it, before its marker stands; `Contended` after [`ATTEMPTS`] batches in a row that lost; `Timeout` also where the check does not fit
 /// into the budget. In a commit log `AuthorityChanged` where it has ended, `OutcomeUnknown` for a slot that may still arrive,
 /// and those of [`authority::open`]. Whatever it ends with, the next run goes on from the last durable batch.
 pub async fn run(
@@ -145,6 +146,10 @@ pub async fn run(
             }
             _ => {}
         }
+    }
+    // What is under way has been looked at when it began; before the next thing that cannot be taken back, all of it is.
+    if matches!(registry.next(records, request.to_format)?, Stage::Stamp | Stage::Start(_)) {
+        sound(location, &deadline).await?;
     }
     let asked = request.commit_log_origin;
     let seen = sighting.epoch.unwrap_or(0);

@@ -19,7 +19,7 @@ use super::location::Location;
 use super::log::Log;
 use super::log::tail::Tail;
 use super::read::{Read, StoreReader, message};
-use super::store::{Ending, look, manifest, open_reader, system_records};
+use super::store::{Ending, look, manifest, open_reader, reader_options, system_records};
 use super::value::Head;
 use super::view::View;
 use crate::environment::Environment;
@@ -206,7 +206,7 @@ impl CatalogReader {
         if manifest(location, &deadline).await?.is_none() {
             return Err(without_index(look(location, &deadline).await?.log.is_some()));
         }
-        let options = DbReaderOptions { manifest_poll_interval: poll, ..DbReaderOptions::default() };
+        let options = reader_options(poll);
         let reader = open_reader(location, DbReaderMode::FollowLatest, options.clone(), &deadline).await?;
         let handle = Self {
             location: location.clone(),

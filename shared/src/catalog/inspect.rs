@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use slatedb::DbReaderMode;
-use slatedb::config::DbReaderOptions;
 
 use super::checkpoints::{self, Listed};
 use super::deadline::Deadline;
@@ -15,7 +14,8 @@ use super::key::shown;
 use super::location::Location;
 use super::log::Log;
 use super::read::{Read, StoreReader};
-use super::store::{behind, manifest, open_reader, system_records};
+use super::sound::sound;
+use super::store::{behind, looking, manifest, open_reader, system_records};
 use super::units::{Registry, Stage};
 use super::value::{Format, Migration};
 use crate::environment::Environment;
@@ -93,6 +93,7 @@ pub struct Inspection {
 /// stop the migration is then its error.
 ///
 /// `InvalidInput` where there is no catalog, and for a target that no unit ends at; `Migration` for a format above the target;
+/// `Corruption` as [`sound`] finds it;
 /// `Unavailable` where the catalog moved during every look; with `counted`, errors as those of [`check`].
 pub async fn inspect(
     location: &Location,
@@ -110,8 +111,8 @@ pub async fn inspect(
             .next("metashift catalog create"));
     }
     let checkpoints = checkpoints::list(location, environment, &deadline).await?;
-    let options = DbReaderOptions::default();
-    let reader = open_reader(location, DbReaderMode::FollowLatest, options, &deadline).await?;
+    sound(location, &deadline).await?;
+    let reader = open_reader(location, DbReaderMode::FollowLatest, looking(), &deadline).await?;
     let index = Arc::new(StoreReader::following(Arc::clone(&reader), deadline.clone()));
     let found = settled(&index, &log, registry, to_format, counted, budget).await;
     deadline.wait("closing the reader", reader.close()).await?;

@@ -74,8 +74,10 @@ impl Location {
             "file" => {
                 let directory =
                     url.to_file_path().map_err(|()| invalid("is no path of this machine".to_owned()))?;
+                // Without this, what a writer was told to be durable is in the page cache alone.
                 let store = LocalFileSystem::new_with_prefix(&directory)
-                    .map_err(|error| invalid(format!("no such directory ({error})")))?;
+                    .map_err(|error| invalid(format!("no such directory ({error})")))?
+                    .with_fsync(true);
                 Ok(Self { store: Arc::new(store), path: Path::default(), name: text.into() })
             }
             other => Err(invalid(format!("unknown scheme {other}"))),
@@ -89,8 +91,18 @@ pub fn make_directory(text: &str) -> Result<()> {
     let directory =
         Url::parse(text).ok().filter(|url| url.scheme() == "file").and_then(|url| url.to_file_path().ok());
     let Some(directory) = directory else { return Ok(()) };
-    std::fs::create_dir_all(&directory)
+    make_durably(&directory)
         .map_err(|error| Error::new(ErrorKind::InvalidInput, format!("store {text}: {error}")))
+}
+
+/// Makes a directory and those above it, and syncs the names of all that were not there.
+fn make_durably(directory: &std::path::Path) -> std::io::Result<()> {
+    let missing: Vec<_> = directory.ancestors().take_while(|above| !above.exists()).collect();
+    std::fs::create_dir_all(directory)?;
+    for parent in missing.into_iter().filter_map(std::path::Path::parent) {
+        std::fs::File::open(parent)?.sync_all()?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

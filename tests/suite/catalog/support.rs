@@ -398,7 +398,7 @@ pub(crate) fn records(dump: &[(Bytes, Bytes)]) -> SystemRecords {
         dump.iter().find(|(at, _)| *at == key).map(|(_, value)| value.clone())
     };
     let (format, head, marker) = (value(System::Format), value(System::Head), value(System::Migration));
-    SystemRecords::decode(format.as_deref(), head.as_deref(), marker.as_deref()).unwrap()
+    SystemRecords::decode(format.as_deref(), head.as_deref(), marker.as_deref(), None).unwrap()
 }
 
 /// A dump without format and head: what a migration has to bring about.

@@ -171,6 +171,7 @@ mod tests {
             format: Some(Format { format_version: version, ..Format::default() }),
             head: Some(Head::default()),
             marker: None,
+            wal_elsewhere: false,
         }
     }
 
