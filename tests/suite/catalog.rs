@@ -13,6 +13,7 @@ mod foreign_wal;
 mod log_commits;
 mod log_lifecycle;
 mod migrations;
+mod open_readers;
 mod processes;
 mod readers;
 mod registry;

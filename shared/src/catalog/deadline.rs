@@ -1,6 +1,7 @@
 //! The step's deadline around every wait: SlateDB's own waits have none.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -107,15 +108,27 @@ pub fn classify(what: &str, error: StoreError) -> Error {
     }
 }
 
-fn is_denied(error: &StoreError) -> bool {
-    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
+/// The object store's error that is behind another one.
+pub(crate) fn object_cause<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a ObjectError> {
+    let mut source = Some(error);
     while let Some(cause) = source {
-        if let Some(ObjectError::PermissionDenied { .. } | ObjectError::Unauthenticated { .. }) =
-            cause.downcast_ref::<ObjectError>()
-        {
-            return true;
+        // SlateDB shares it among those who wait.
+        let found = cause.downcast_ref::<ObjectError>();
+        if let Some(found) = found.or_else(|| cause.downcast_ref::<Arc<ObjectError>>().map(AsRef::as_ref)) {
+            return Some(found);
         }
         source = cause.source();
     }
-    false
+    None
+}
+
+/// Whether an object is not there that a state rests on: it is lost, or a collector of another process has removed what
+/// only an older manifest names.
+pub(crate) fn has_vanished(error: &Error) -> bool {
+    error.kind() == ErrorKind::Corruption && matches!(object_cause(error), Some(ObjectError::NotFound { .. }))
+}
+
+fn is_denied(error: &StoreError) -> bool {
+    let cause = object_cause(error);
+    matches!(cause, Some(ObjectError::PermissionDenied { .. } | ObjectError::Unauthenticated { .. }))
 }

@@ -187,12 +187,21 @@ pub(crate) async fn manifest(location: &Location, deadline: &Deadline) -> Result
 /// Looks at a store without writing to it or fencing anybody. `Corruption` also for an index that is an old copy, and for a
 /// lost one of a catalog whose log has ended.
 pub async fn look(location: &Location, deadline: &Deadline) -> Result<Sighting> {
-    let looked = match look_once(location, deadline).await {
-        // A garbage collector may have removed what the manifest named; a second look starts from a newer one.
-        Err(error) if error.kind() == ErrorKind::Corruption => look_once(location, deadline).await,
-        result => result,
-    };
-    explained(location, looked, deadline).await
+    let mut failed_on = None;
+    loop {
+        let looked = look_once(location, deadline).await;
+        if let Err(error) = &looked
+            && error.kind() == ErrorKind::Corruption
+        {
+            // A garbage collector may have removed what the manifest named; on the newest one, twice is damage.
+            let newest = manifest(location, deadline).await?.map(|manifest| manifest.id());
+            if failed_on != Some(newest) {
+                failed_on = Some(newest);
+                continue;
+            }
+        }
+        return explained(location, looked, deadline).await;
+    }
 }
 
 /// An error of a read, or the damage that explains it: SlateDB names no object and asks for some of them without end.
@@ -221,6 +230,7 @@ async fn look_once(location: &Location, deadline: &Deadline) -> Result<Sighting>
         }
     };
     records.whole()?;
+    log.refuse_foreign(&records).await?;
     let indexed = records.format.is_some();
     let origin = match &records.format {
         None => Some(0),

@@ -11,6 +11,7 @@ use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use metashift::catalog::authority::{Commit, CommitAuthority};
 use metashift::catalog::batch::{Anchor, Batch};
+use metashift::catalog::checkpoints::Listed;
 use metashift::catalog::commit::Change;
 use metashift::catalog::deadline::Deadline;
 use metashift::catalog::driver::{self, Report, Request, run};
@@ -511,6 +512,10 @@ where
 
     async fn checkpoint(&self, name: &str, lifetime: Option<Duration>) -> Result<()> {
         self.inner.checkpoint(name, lifetime).await
+    }
+
+    async fn open_readers(&self, environment: &Environment) -> Result<Vec<Listed>> {
+        self.inner.open_readers(environment).await
     }
 
     async fn close(&self, ending: Ending) -> Result<()> {
