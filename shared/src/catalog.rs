@@ -17,6 +17,7 @@ pub mod commit;
 pub mod deadline;
 pub mod driver;
 pub mod format;
+pub(crate) mod guard;
 pub mod handle;
 pub mod inspect;
 pub mod key;

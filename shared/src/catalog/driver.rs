@@ -343,36 +343,45 @@ impl fmt::Debug for Migrator<'_> {
 
 impl Migrator<'_> {
     async fn drive(&mut self) -> Result<()> {
-        let mut lost = 0;
+        let (mut lost, mut looks) = (0, 0);
         let mut first = true;
         loop {
-            let records = system_records(self.authority.pin().await?.as_ref()).await?;
-            agree(&records, self.authority)?;
-            if first {
-                self.report = report_of(&records, self.request);
-                first = false;
-            }
-            self.report.format = phases::initialized(&records)?.0.format_version;
-            let stage = self.registry.next(&records, self.request.to_format)?;
-            if matches!(stage, Stage::Done) {
-                self.report.done = true;
-                return Ok(());
-            }
-            if self.must_stop() {
-                return Ok(());
-            }
-            if self.request.checkpoint && !self.report.resumed && self.report.pre_checkpoint.is_none() {
-                self.checkpoint_before().await?;
-            }
-            match self.stage(stage, &records).await? {
-                Outcome::Reached => lost = 0,
-                Outcome::Stopped => return Ok(()),
-                Outcome::Lost => {
+            match self.turn(&mut first).await {
+                Ok(Some(Outcome::Reached)) => (lost, looks) = (0, 0),
+                Ok(Some(Outcome::Stopped) | None) => return Ok(()),
+                Ok(Some(Outcome::Lost)) => {
                     lost += 1;
                     self.pause(lost).await?;
                 }
+                // Whatever was read last, the durable state says what comes next.
+                Err(error) => {
+                    looks += 1;
+                    self.look_again(looks, error).await?;
+                }
             }
         }
+    }
+
+    /// The next stage of what the durable state asks for; `None` once it is what was asked for.
+    async fn turn(&mut self, first: &mut bool) -> Result<Option<Outcome>> {
+        let records = system_records(self.authority.pin().await?.as_ref()).await?;
+        agree(&records, self.authority)?;
+        if std::mem::take(first) {
+            self.report = report_of(&records, self.request);
+        }
+        self.report.format = phases::initialized(&records)?.0.format_version;
+        let stage = self.registry.next(&records, self.request.to_format)?;
+        if matches!(stage, Stage::Done) {
+            self.report.done = true;
+            return Ok(None);
+        }
+        if self.must_stop() {
+            return Ok(None);
+        }
+        if self.request.checkpoint && !self.report.resumed && self.report.pre_checkpoint.is_none() {
+            self.checkpoint_before().await?;
+        }
+        self.stage(stage, &records).await.map(Some)
     }
 
     async fn checkpoint_before(&mut self) -> Result<()> {

@@ -225,9 +225,9 @@ impl CatalogReader {
             known: Mutex::new(None),
         };
         let opened = async {
-            let records = system_records(&handle.index().await).await?;
-            handle.log.refuse_foreign(&records).await?;
-            handle.read(|_| async { Ok(()) }).await
+            handle.read(|_| async { Ok(()) }).await?;
+            let known = handle.known.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            handle.log.refuse_foreign(&known.map(|known| known.records).unwrap_or_default()).await
         };
         match opened.await {
             Ok(()) => Ok(handle),
@@ -328,10 +328,6 @@ impl CatalogReader {
         }
         let records = tail.records.clone();
         Ok(Some(Known { index: head, tail: Some(tail), records }))
-    }
-
-    async fn index(&self) -> StoreReader {
-        StoreReader::following(Arc::clone(&*self.reader.read().await), self.deadline.clone())
     }
 
     /// SlateDB's own polls fail in silence, so that a reader whose manifest cannot be read any more serves what it has for ever.

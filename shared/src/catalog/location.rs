@@ -4,11 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use object_store::ObjectStore;
-use object_store::aws::AmazonS3Builder;
+use object_store::aws::{AmazonS3Builder, Checksum};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use url::Url;
 
+use super::guard::Guard;
 use crate::{Error, ErrorKind, Result};
 
 /// An object store and the path of a SlateDB database in it. Cheap to clone.
@@ -41,6 +42,11 @@ impl Location {
         Self { store, path, name }
     }
 
+    /// The store as SlateDB is given it.
+    pub(crate) fn guarded(&self) -> Arc<Guard> {
+        Guard::over(&self.store)
+    }
+
     /// The store that a URL names.
     ///
     /// `s3://bucket/path` takes region, credentials and endpoint from the environment (`AWS_REGION`,
@@ -57,6 +63,7 @@ impl Location {
         if url.query().is_some() || url.fragment().is_some() {
             return Err(invalid("has a query or a fragment".to_owned()));
         }
+        plain_path(text).map_err(|why| invalid(why.to_owned()))?;
         let path = |url: &Url| Path::from_url_path(url.path()).map_err(|error| invalid(error.to_string()));
         match url.scheme() {
             "s3" => {
@@ -66,6 +73,11 @@ impl Location {
                     .iter()
                     .find_map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()));
                 let builder = AmazonS3Builder::from_env().with_bucket_name(bucket);
+                // A bucket with object lock takes no object without one.
+                let builder = match std::env::var_os("AWS_CHECKSUM_ALGORITHM") {
+                    Some(_) => builder,
+                    None => builder.with_checksum_algorithm(Checksum::SHA256),
+                };
                 let plain = endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
                 let store =
                     builder.with_allow_http(plain).build().map_err(|error| invalid(error.to_string()))?;
@@ -83,6 +95,21 @@ impl Location {
             other => Err(invalid(format!("unknown scheme {other}"))),
         }
     }
+}
+
+/// Refuses a path that has more than one spelling: a parser of URLs resolves dots and decodes escapes in silence, and an object
+/// store takes both as they are.
+fn plain_path(url: &str) -> std::result::Result<(), &'static str> {
+    let rest = url.split_once("://").map_or("", |(_, rest)| rest);
+    let path = rest.split_once('/').map_or("", |(_, path)| path);
+    if path.contains('%') {
+        return Err("has an escape or a percent sign in its path; name it as it is, without one");
+    }
+    let path = path.strip_suffix('/').unwrap_or(path);
+    if !path.is_empty() && path.split('/').any(|part| part.is_empty() || part == "." || part == "..") {
+        return Err("has an empty part, \".\" or \"..\" in its path");
+    }
+    Ok(())
 }
 
 /// Makes the directory of a `file://` URL, so that a catalog can be created there; nothing for any other URL. `InvalidInput`
@@ -115,6 +142,32 @@ mod tests {
             ["", "lake", "gs://b/p", "s3:///p", "file:///does/not/exist", "s3://b/p?x=1", "file://host/x"]
         {
             assert_eq!(Location::parse(text).unwrap_err().kind(), ErrorKind::InvalidInput, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_path_with_more_than_one_spelling_is_refused() {
+        for text in [
+            "s3://b/x/../y",
+            "s3://b/../y",
+            "s3://b/./y",
+            "s3://b/x/..",
+            "s3://b//x",
+            "s3://b/x//y",
+            "s3://b/x//",
+            "s3://b/100%",
+            "s3://b/100%25",
+            "s3://b/x%2fy",
+            "s3://b/%2e%2e/y",
+            "file:///tmp/../etc",
+            "file:///tmp//x",
+        ] {
+            let refused = Location::parse(text).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::InvalidInput, "{text}");
+            assert!(refused.message().contains("path"), "{text}: {refused}");
+        }
+        for (text, path) in [("s3://b", ""), ("s3://b/", ""), ("s3://b/x/", "x"), ("s3://b/x y/z", "x y/z")] {
+            assert_eq!(Location::parse(text).unwrap().path.as_ref(), path, "{text}");
         }
     }
 

@@ -5,7 +5,6 @@
 //! truncated table does not have.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
@@ -14,8 +13,9 @@ use object_store::{GetOptions, GetRange};
 use slatedb::admin::AdminBuilder;
 use slatedb::{PathResolver, VersionedManifest};
 
-use super::deadline::Deadline;
+use super::deadline::{Deadline, object_cause};
 use super::driver::ATTEMPTS;
+use super::guard::lasting;
 use super::location::Location;
 use super::store::{manifest, newest};
 use crate::{Error, ErrorKind, Result};
@@ -116,7 +116,7 @@ async fn log_objects(
 
 /// The list of compactions that a writer goes on from.
 async fn compactions(location: &Location, deadline: &Deadline) -> Result<()> {
-    let admin = AdminBuilder::new(location.path.clone(), Arc::clone(&location.store)).build();
+    let admin = AdminBuilder::new(location.path.clone(), location.guarded()).build();
     let what = "reading the compactions";
     match deadline.wait(what, admin.read_compactions(None)).await {
         Ok(_) => Ok(()),
@@ -131,6 +131,7 @@ async fn compactions(location: &Location, deadline: &Deadline) -> Result<()> {
 /// Whether an error says something about the bytes that were read, not about reading them.
 pub(crate) fn is_odd(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Corruption | ErrorKind::Internal | ErrorKind::InvalidInput)
+        && object_cause(error).and_then(lasting).is_none()
 }
 
 pub(crate) fn damaged(path: &Path, why: &str) -> Error {

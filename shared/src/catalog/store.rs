@@ -132,7 +132,7 @@ pub(crate) async fn newest(location: &Location, folder: &str, deadline: &Deadlin
 }
 
 async fn read_manifest(location: &Location, deadline: &Deadline) -> Result<Option<VersionedManifest>> {
-    let admin = AdminBuilder::new(location.path.clone(), Arc::clone(&location.store)).build();
+    let admin = AdminBuilder::new(location.path.clone(), location.guarded()).build();
     let what = format!("reading the manifest of {location}");
     match deadline.wait(&what, admin.read_manifest(None)).await {
         Err(error) if is_odd(&error) => {
@@ -291,7 +291,7 @@ pub(crate) async fn open_reader(
     options: DbReaderOptions,
     deadline: &Deadline,
 ) -> Result<Arc<DbReader>> {
-    let build = DbReader::builder(location.path.clone(), Arc::clone(&location.store))
+    let build = DbReader::builder(location.path.clone(), location.guarded())
         .with_reader_mode(mode)
         .with_options(options)
         .with_segment_extractor(Arc::new(TagExtractor))
@@ -300,14 +300,22 @@ pub(crate) async fn open_reader(
     deadline.wait(&format!("opening {location} for reading"), Box::pin(build)).await.map(Arc::new)
 }
 
-/// Opens the writer, taking the epoch after the one that was seen; ends `Fenced` if somebody took it meanwhile.
-pub(crate) async fn open_writer(location: &Location, epoch: u64, deadline: &Deadline) -> Result<Db> {
-    let build = Db::builder(location.path.clone(), Arc::clone(&location.store))
+/// Opens the writer, taking the epoch after the one that was seen; ends `Fenced` if somebody took it meanwhile. With it comes
+/// the deadline of its waits, which also end with a write that no retry helps.
+pub(crate) async fn open_writer(
+    location: &Location,
+    epoch: u64,
+    deadline: &Deadline,
+) -> Result<(Db, Deadline)> {
+    let guard = location.guarded();
+    let deadline = deadline.ending_with(guard.failure());
+    let build = Db::builder(location.path.clone(), guard)
         .with_settings(settings())
         .with_segment_extractor(Arc::new(TagExtractor))
         .with_expected_epoch(epoch)
         .build();
-    deadline.wait(&format!("opening {location} for writing"), Box::pin(build)).await
+    let db = deadline.wait(&format!("opening {location} for writing"), Box::pin(build)).await?;
+    Ok((db, deadline))
 }
 
 /// How a writer ends.

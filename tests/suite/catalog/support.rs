@@ -158,6 +158,10 @@ impl Mortal {
         self.died.notify_one();
     }
 
+    pub(crate) fn revive(&self) {
+        self.dead.store(false, Ordering::SeqCst);
+    }
+
     /// Writes that went through.
     pub(crate) fn writes(&self) -> u64 {
         self.writes.load(Ordering::SeqCst)

@@ -35,7 +35,7 @@ impl std::fmt::Debug for Native {
 impl Native {
     /// Takes the writer's epoch after `epoch`, fencing whoever holds it; `Fenced` if it is not the latest any more.
     pub async fn open(location: &Location, epoch: u64, deadline: Deadline) -> Result<Self> {
-        let db = open_writer(location, epoch, &deadline).await?;
+        let (db, deadline) = open_writer(location, epoch, &deadline).await?;
         Ok(Self { db, location: location.clone(), deadline })
     }
 
