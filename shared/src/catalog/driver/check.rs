@@ -73,7 +73,7 @@ impl Pass {
             self.take(unit, &key, &value)?;
             self.last = key;
             let records = self.findings.records;
-            if records % LOOK == 0 && budget.time_left().is_some_and(|left| left.is_zero()) {
+            if records.is_multiple_of(LOOK) && budget.time_left().is_some_and(|left| left.is_zero()) {
                 return Err(Error::new(
                     ErrorKind::Timeout,
                     format!(
