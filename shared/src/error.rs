@@ -138,6 +138,8 @@ kinds! {
     RolloutNotReady => StopAndLook,
     /// Stored bytes that no version of this software writes.
     Corruption => StopAndLook,
+    /// Names that the target format cannot hold; rename them.
+    NameTooLong => StopAndLook,
     /// Other transactions kept winning; nothing was changed.
     Contended => RetryLater,
     /// The table's throughput was exceeded for longer than the bounded retries.

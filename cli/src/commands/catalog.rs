@@ -10,10 +10,10 @@ use jiff::Timestamp;
 use metashift::catalog::abandon::abandon;
 use metashift::catalog::checkpoints;
 use metashift::catalog::deadline::Deadline;
-use metashift::catalog::driver::{Report, Stop};
+use metashift::catalog::driver::{MOST_FINAL_DAYS, Report, Stop};
 use metashift::catalog::format::{NEWEST, TARGETS};
 use metashift::catalog::handle::Catalog;
-use metashift::catalog::inspect::{Inspection, inspect};
+use metashift::catalog::inspect::{Inspection, dry_run, inspect};
 use metashift::catalog::location::{Location, make_directory, region_of_bucket};
 use metashift::catalog::log::lifecycle::{self, Changed, KEPT};
 use metashift::catalog::seed::{self, LAST_SNAPSHOT, Seed};
@@ -126,11 +126,14 @@ pub(crate) struct Migrate {
     #[arg(long)]
     region: Option<String>,
     /// How many days the checkpoint of the result stays
-    #[arg(long, value_name = "N", default_value_t = 7)]
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_FINAL_DAYS)))]
     final_checkpoint_days: u32,
     /// Batches that a catalog of format 10 had when its commit log began, where it does not say it
     #[arg(long, value_name = "N")]
     commit_log_origin: Option<u64>,
+    /// Begin the unit to format 9 although readers have the store open; one from before format 9 shows deleted rows again
+    #[arg(long)]
+    accept_open_readers: bool,
 }
 
 fn format(text: &str) -> std::result::Result<u64, String> {
@@ -310,7 +313,16 @@ async fn run_on(command: CatalogCommand, output: &Output) -> Result<()> {
                 ("entries removed", done.entries.to_string()),
                 ("format, as before", done.format.to_string()),
             ];
-            output.rows(&rows, &json!({ "unit": done.unit, "format": done.format, "entries": done.entries }));
+            let value = json!({
+                "unit": done.unit, "format": done.format, "entries": done.entries, "keptCheckpoint": done.kept_checkpoint,
+            });
+            output.rows(&rows, &value);
+            if let Some(kept) = done.kept_checkpoint {
+                output.say(format!(
+                    "{kept} stays: it is the way back to before the run; metashift catalog run {store} --to-format {} releases it",
+                    done.format
+                ));
+            }
             Ok(())
         }
         CatalogCommand::Create(Create { store: Store { store }, commit_log: true, .. }) => {
@@ -371,6 +383,7 @@ async fn migrate(run: Migrate, environment: &Environment, budget: Budget, output
         max_steps: run.max_steps,
         final_checkpoint_days: Some(run.final_checkpoint_days),
         commit_log_origin: run.commit_log_origin,
+        accept_open_readers: run.accept_open_readers,
     };
     if !run.local && !run.dry_run && input.store.starts_with("s3://") {
         if input.max_steps.is_some() {
@@ -385,7 +398,8 @@ async fn migrate(run: Migrate, environment: &Environment, budget: Budget, output
     if run.dry_run {
         let location = reach(&input.store).await?;
         let registry = Registry::shipped();
-        let found = inspect(&location, &registry, input.to_format, true, environment, &budget).await?;
+        let accepted = input.accept_open_readers;
+        let found = dry_run(&location, &registry, input.to_format, accepted, environment, &budget).await?;
         show_inspection(&found, output)?;
         output.say("nothing was written");
         return Ok(());
@@ -420,6 +434,7 @@ async fn execute(
     let mut asked = json!({
         "version": VERSION, "mode": "run", "store": input.store, "toFormat": input.to_format,
         "checkpoint": input.checkpoint, "finalCheckpointDays": input.final_checkpoint_days,
+        "acceptOpenReaders": input.accept_open_readers,
     });
     if let (Some(origin), Value::Object(asked)) = (input.commit_log_origin, &mut asked) {
         asked.insert("commitLogOrigin".to_owned(), origin.into());
@@ -555,6 +570,10 @@ fn show_inspection(found: &Inspection, output: &Output) -> Result<()> {
         about.push(("cursor", unit.cursor.clone()));
     }
     about.extend(found.checkpoints.iter().filter_map(|found| Some(("checkpoint", found.name.clone()?))));
+    let readers = found.checkpoints.iter().filter(|found| found.name.is_none() && !found.expired).count();
+    if readers > 0 {
+        about.push(("readers that have it open", readers.to_string()));
+    }
     output.rows(&about, &as_json(&inspected(found)?)?);
     if found.plan.is_empty() {
         output.say(format!("nothing to do: the store is at format {}", found.to_format));

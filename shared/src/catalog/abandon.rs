@@ -4,12 +4,13 @@ use bytes::Bytes;
 
 use super::authority::{self, Commit, CommitAuthority};
 use super::batch::{Anchor, Batch};
-use super::deadline::Deadline;
-use super::driver::{agree, phases};
+use super::checkpoints;
+use super::deadline::{Deadline, has_vanished};
+use super::driver::{ATTEMPTS, agree, phases};
 use super::format::SystemRecords;
 use super::key::{Key, System};
 use super::location::Location;
-use super::read::{Fetch, Range};
+use super::read::{Fetch, Range, Rows};
 use super::store::{Ending, look, system_records};
 use super::units::{Kind, Registry, STEP_RECORDS};
 use super::value::{Format, Migration};
@@ -26,6 +27,8 @@ pub struct Abandoned {
     pub format: u64,
     /// Entries that were removed.
     pub entries: u64,
+    /// The checkpoint from before the run that stays, because the run had passed a unit that cannot be taken back.
+    pub kept_checkpoint: Option<String>,
 }
 
 /// The prefix of the entries of the unit that is under way, if it can be taken back.
@@ -59,7 +62,7 @@ fn target<'a>(
     }
 }
 
-/// Removes the entries and the marker of an unfinished directory unit. The cursor goes back to the start with the first
+/// Removes the entries and the marker of an unfinished directory unit, and the checkpoint from before it. The cursor goes back to the start with the first
 /// entries, so that a run after a crash in here is complete again.
 ///
 /// `Migration` where no migration is under way, where it is one that moves keys, or one that this version does not carry;
@@ -73,10 +76,17 @@ pub async fn abandon(
     let deadline = Deadline::of(&budget);
     let sighting = look(location, &deadline).await?;
     target(registry, &sighting.records)?;
+    let original = phases::original(&sighting.records);
     let authority = authority::open(location, &sighting, None, environment, &deadline).await?;
     let result = through(authority.as_ref(), registry, budget).await;
     authority.close(if result.is_ok() { Ending::Complete } else { Ending::Abandoned }).await?;
-    result
+    let mut done = result?;
+    // The catalog is what it was: a checkpoint of the same format is of no more use, and nobody else would release it.
+    checkpoints::forget(location, &checkpoints::before(done.format), &deadline).await?;
+    let before = checkpoints::before(original);
+    let listed = checkpoints::list(location, environment, &deadline).await?;
+    done.kept_checkpoint = listed.into_iter().find_map(|found| found.name.filter(|name| *name == before));
+    Ok(done)
 }
 
 async fn through(
@@ -93,12 +103,18 @@ async fn through(
     let back = Migration { cursor: Bytes::new(), ..marker.clone() };
     let mut rows = state.scan(Range::prefix(&entries), Fetch::Ahead).await?;
     let mut removed = 0;
+    let mut looks = 0;
     loop {
-        let mut batch = Batch::default();
-        for _ in 0..STEP_RECORDS {
-            let Some((key, _)) = rows.next().await? else { break };
-            batch.delete(key);
-        }
+        let mut batch = match staged(&mut rows).await {
+            Ok(batch) => batch,
+            // A collector of another process may have removed what only an older manifest names.
+            Err(error) if has_vanished(&error) && looks < ATTEMPTS => {
+                looks += 1;
+                rows = authority.pin().await?.scan(Range::prefix(&entries), Fetch::Ahead).await?;
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
         if batch.deletes.is_empty() {
             break;
         }
@@ -120,7 +136,22 @@ async fn through(
     commit(authority, &anchor, batch).await?;
     authority.settle().await?;
     crash::reach("catalog-abandoned").await;
-    Ok(Abandoned { unit: unit.to_owned(), format: format.format_version, entries: removed })
+    Ok(Abandoned {
+        unit: unit.to_owned(),
+        format: format.format_version,
+        entries: removed,
+        kept_checkpoint: None,
+    })
+}
+
+/// The deletions of the next entries.
+async fn staged(rows: &mut Rows) -> Result<Batch> {
+    let mut batch = Batch::default();
+    for _ in 0..STEP_RECORDS {
+        let Some((key, _)) = rows.next().await? else { break };
+        batch.delete(key);
+    }
+    Ok(batch)
 }
 
 async fn commit(authority: &dyn CommitAuthority, anchor: &Anchor, batch: Batch) -> Result<()> {

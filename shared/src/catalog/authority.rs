@@ -9,6 +9,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::batch::{Anchor, Batch};
+#[cfg(doc)]
+use super::checkpoints;
+use super::checkpoints::Listed;
 use super::deadline::Deadline;
 use super::location::Location;
 use super::log::{Log, agreed, origin_unknown};
@@ -55,6 +58,9 @@ pub trait CommitAuthority: Send + Sync {
     ///
     /// `Internal` in a [`Session`], which has no writer.
     async fn checkpoint(&self, name: &str, lifetime: Option<Duration>) -> Result<()>;
+
+    /// Checkpoints by which readers hold the store open, as [`checkpoints::open_readers`] finds them.
+    async fn open_readers(&self, environment: &Environment) -> Result<Vec<Listed>>;
 
     /// Ends the session.
     async fn close(&self, ending: Ending) -> Result<()>;

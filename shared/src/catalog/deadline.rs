@@ -1,12 +1,14 @@
 //! The step's deadline around every wait: SlateDB's own waits have none.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use object_store::Error as ObjectError;
 use slatedb::{CloseReason, Error as StoreError, ErrorKind as StoreErrorKind};
 
+use super::guard::{Failure, lasting, unwrapped};
 use crate::step::Budget;
 use crate::{Error, ErrorKind, Result};
 
@@ -20,12 +22,28 @@ const ANSWER: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone)]
 pub struct Deadline {
     budget: Budget,
+    failure: Option<Failure>,
 }
 
 impl Deadline {
     /// The deadline of an invocation.
     pub fn of(budget: &Budget) -> Self {
-        Self { budget: budget.clone() }
+        Self { budget: budget.clone(), failure: None }
+    }
+
+    /// The same deadline, under which every wait for SlateDB ends with the first write that no retry helps.
+    pub(crate) fn ending_with(&self, failure: Failure) -> Self {
+        Self { failure: Some(failure), ..self.clone() }
+    }
+
+    async fn failed(&self) -> Error {
+        if let Some(failure) = &self.failure
+            && let Ok(told) = failure.clone().wait_for(Option::is_some).await
+            && let Some(error) = &*told
+        {
+            return error.clone();
+        }
+        std::future::pending().await
     }
 
     /// Waits for SlateDB until the deadline, then is a `Timeout` that says what it waited for. Its own errors are those of
@@ -38,9 +56,23 @@ impl Deadline {
         let mut future = std::pin::pin!(future);
         // Most rows of a scan are there already; they cost neither a timer nor a look at the clock.
         if let Poll::Ready(answer) = futures::poll!(future.as_mut()) {
-            return answer.map_err(|error| classify(what, error));
+            return answer.map_err(|error| self.told().unwrap_or_else(|| classify(what, error)));
         }
-        self.bounded(what, future).await?.map_err(|error| classify(what, error))
+        tokio::select! {
+            biased;
+            answer = self.bounded(what, future) => match answer {
+                Ok(Ok(answer)) => Ok(answer),
+                // What closed the database is more than that it is closed.
+                Ok(Err(error)) => Err(self.told().unwrap_or_else(|| classify(what, error))),
+                Err(timeout) => Err(timeout),
+            },
+            error = self.failed() => Err(error),
+        }
+    }
+
+    /// The first write that no retry helps, if there was one.
+    fn told(&self) -> Option<Error> {
+        self.failure.as_ref().and_then(|failure| failure.borrow().clone())
     }
 
     /// Waits for the object store until the deadline. What is absent is `None`.
@@ -75,8 +107,10 @@ impl Deadline {
 
 /// What an error of the object store means here.
 pub(crate) fn classify_object(what: &str, error: ObjectError) -> Error {
+    if let Some((kind, next)) = lasting(&error) {
+        return Error::new(kind, format!("{what}: {error}")).next(next).because(error);
+    }
     let kind = match &error {
-        ObjectError::PermissionDenied { .. } | ObjectError::Unauthenticated { .. } => ErrorKind::AccessDenied,
         ObjectError::NotSupported { .. }
         | ObjectError::NotImplemented { .. }
         | ObjectError::InvalidPath { .. }
@@ -88,13 +122,16 @@ pub(crate) fn classify_object(what: &str, error: ObjectError) -> Error {
 
 /// What a SlateDB error means here.
 pub fn classify(what: &str, error: StoreError) -> Error {
+    if let Some((cause, (kind, next))) = object_cause(&error).and_then(|cause| Some((cause, lasting(cause)?)))
+    {
+        return Error::new(kind, format!("{what}: {cause}")).next(next).because(error);
+    }
     let (kind, next) = match error.kind() {
         StoreErrorKind::Transaction => (ErrorKind::Contended, None),
         StoreErrorKind::Closed(CloseReason::Fenced) => {
             (ErrorKind::Fenced, Some("another process opened this catalog for writing; see what it does"))
         }
         StoreErrorKind::Closed(_) => (ErrorKind::Unavailable, Some("run the same command again; it resumes")),
-        StoreErrorKind::Unavailable if is_denied(&error) => (ErrorKind::AccessDenied, None),
         StoreErrorKind::Unavailable => (ErrorKind::Unavailable, None),
         StoreErrorKind::Data => (ErrorKind::Corruption, None),
         StoreErrorKind::Invalid => (ErrorKind::InvalidInput, None),
@@ -107,15 +144,22 @@ pub fn classify(what: &str, error: StoreError) -> Error {
     }
 }
 
-fn is_denied(error: &StoreError) -> bool {
-    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
+/// The object store's error that is behind another one.
+pub(crate) fn object_cause<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a ObjectError> {
+    let mut source = Some(error);
     while let Some(cause) = source {
-        if let Some(ObjectError::PermissionDenied { .. } | ObjectError::Unauthenticated { .. }) =
-            cause.downcast_ref::<ObjectError>()
-        {
-            return true;
+        // SlateDB shares it among those who wait.
+        let found = cause.downcast_ref::<ObjectError>();
+        if let Some(found) = found.or_else(|| cause.downcast_ref::<Arc<ObjectError>>().map(AsRef::as_ref)) {
+            return Some(unwrapped(found));
         }
         source = cause.source();
     }
-    false
+    None
+}
+
+/// Whether an object is not there that a state rests on: it is lost, or a collector of another process has removed what
+/// only an older manifest names.
+pub(crate) fn has_vanished(error: &Error) -> bool {
+    error.kind() == ErrorKind::Corruption && matches!(object_cause(error), Some(ObjectError::NotFound { .. }))
 }

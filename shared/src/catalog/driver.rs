@@ -8,16 +8,20 @@ use std::time::Duration;
 use super::authority::{self, Commit, CommitAuthority};
 use super::batch::{Anchor, Batch};
 use super::checkpoints;
-use super::deadline::Deadline;
+use super::deadline::{Deadline, has_vanished};
 use super::format::{SystemRecords, is_commit_log};
 use super::location::Location;
 use super::log::ended;
+use super::read::{Range, Read};
+use super::sound::sound;
 use super::store::{Ending, Logged, look, manifest, system_records};
-use super::units::{Registry, Stage, Unit};
-use super::value::Migration;
+use super::units::{Kind, Registry, Stage, Unit};
+use super::value::{Head, Migration};
 use crate::environment::Environment;
 use crate::step::Budget;
 use crate::{Error, ErrorKind, Result, crash};
+
+use check::{Findings, Pass};
 
 pub mod check;
 pub(crate) mod phases;
@@ -25,6 +29,8 @@ mod steps;
 
 /// How long the final checkpoint stays unless somebody refreshes it.
 pub const FINAL_LIFETIME: Duration = Duration::from_hours(7 * 24);
+/// The most days that the final checkpoint may stay: SlateDB keeps its end in 32 bits of seconds since 1970.
+pub const MOST_FINAL_DAYS: u32 = 10_000;
 /// How often a batch that lost to another one is decided again before the run ends `Contended`.
 pub const ATTEMPTS: u32 = 8;
 /// Longest pause before the first of these; it doubles each time.
@@ -57,6 +63,8 @@ pub struct Request {
     pub final_lifetime: Duration,
     /// Where the commit log of a catalog of format 10 began, which may not say it itself.
     pub commit_log_origin: Option<u64>,
+    /// Whether a unit that moves keys may begin although readers have the store open.
+    pub accept_open_readers: bool,
     /// Makes the run stop after its current batch.
     pub stop: Stop,
 }
@@ -69,6 +77,7 @@ impl Request {
             checkpoint: false,
             final_lifetime: FINAL_LIFETIME,
             commit_log_origin: None,
+            accept_open_readers: false,
             stop: Stop::default(),
         }
     }
@@ -116,9 +125,10 @@ enum Outcome {
 
 /// Runs what the durable state asks for on a store, within a budget: takes the writer, works, closes.
 ///
-/// `InvalidInput` for a target that no unit ends at, and where there is no catalog; `Migration` for a format above the target
-/// and for a unit that this version does not carry; `Corruption` where the check of a unit names records that stop it, before
-/// its marker stands; `Contended` after [`ATTEMPTS`] batches in a row that lost; `Timeout` also where the check does not fit
+/// `InvalidInput` for a target that no unit ends at, for a lifetime that is not within [`MOST_FINAL_DAYS`], and where there is no
+/// catalog; `Migration` for a format above the target
+/// and for a unit that this version does not carry; `Corruption` where [`sound`] finds damage and where the check of a unit names
+/// records that stop it, before its marker stands; `Contended` after [`ATTEMPTS`] batches in a row that lost; `Timeout` also where the check does not fit
 /// into the budget. In a commit log `AuthorityChanged` where it has ended, `OutcomeUnknown` for a slot that may still arrive,
 /// and those of [`authority::open`]. Whatever it ends with, the next run goes on from the last durable batch.
 pub async fn run(
@@ -130,6 +140,7 @@ pub async fn run(
     observe: &Observer<'_>,
 ) -> Result<Report> {
     registry.check_target(request.to_format)?;
+    check_lifetime(request.final_lifetime)?;
     let deadline = Deadline::of(&budget);
     let sighting = look(location, &deadline).await?;
     let records = &sighting.records;
@@ -144,6 +155,15 @@ pub async fn run(
                 return Ok(report);
             }
             _ => {}
+        }
+    }
+    // What is under way has been looked at when it began; before the next thing that cannot be taken back, all of it is.
+    if matches!(registry.next(records, request.to_format)?, Stage::Stamp | Stage::Start(_)) {
+        sound(location, &deadline).await?;
+        // Refused before the writer of somebody else is fenced, and once more before the unit begins.
+        if let Some(unit) = hides_rows(registry, records, request)? {
+            let readers = checkpoints::open_readers(location, environment, &deadline).await?;
+            checkpoints::refuse_open_readers(unit, &readers)?;
         }
     }
     let asked = request.commit_log_origin;
@@ -223,9 +243,38 @@ pub async fn migrate(
 ) -> Result<Report> {
     registry.check_target(request.to_format)?;
     let report = Report::default();
-    let mut migrator = Migrator { authority, registry, request, environment, budget, observe, report };
+    let checked = Checked::default();
+    let mut migrator =
+        Migrator { authority, registry, request, environment, budget, observe, report, checked };
     migrator.drive().await?;
     Ok(migrator.report)
+}
+
+/// `InvalidInput` for a lifetime of the final checkpoint that is none, or that the store cannot hold.
+fn check_lifetime(lifetime: Duration) -> Result<()> {
+    if lifetime.is_zero() || lifetime > Duration::from_hours(24) * MOST_FINAL_DAYS {
+        return Err(Error::new(
+            ErrorKind::InvalidInput,
+            format!(
+                "the final checkpoint stays for 1 to {MOST_FINAL_DAYS} days, not {} seconds",
+                lifetime.as_secs()
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// The unit of a run that takes rows away from where older readers look, unless readers are accepted.
+fn hides_rows(
+    registry: &Registry,
+    records: &SystemRecords,
+    request: &Request,
+) -> Result<Option<&'static str>> {
+    if request.accept_open_readers {
+        return Ok(None);
+    }
+    let chain = registry.chain(records, request.to_format)?;
+    Ok(chain.into_iter().find(|unit| unit.kind() == Kind::Rewriting).map(Unit::name))
 }
 
 /// The report before anything was done.
@@ -257,6 +306,33 @@ struct Migrator<'a> {
     budget: Budget,
     observe: &'a Observer<'a>,
     report: Report,
+    checked: Checked,
+}
+
+/// What the pass before the first unit found of each, for as long as nobody else has committed.
+#[derive(Debug, Default)]
+struct Checked {
+    head: Option<Head>,
+    units: Vec<(&'static str, Range, Findings)>,
+}
+
+impl Checked {
+    /// Forgets what a batch is about to change.
+    fn forget(&mut self, batch: &Batch) {
+        let changed = || batch.puts.iter().map(|(key, _)| key).chain(&batch.deletes);
+        self.units.retain(|(_, range, _)| !changed().any(|key| range.contains(key)));
+    }
+
+    /// Follows a batch of our own that is committed.
+    fn follow(&mut self, anchor: &Anchor) {
+        if self.head == Some(anchor.head) {
+            self.head = Some(anchor.advanced(None).head);
+        }
+    }
+
+    fn of(&self, name: &str) -> Option<Findings> {
+        self.units.iter().find(|(known, ..)| *known == name).map(|(.., findings)| *findings)
+    }
 }
 
 impl fmt::Debug for Migrator<'_> {
@@ -267,36 +343,45 @@ impl fmt::Debug for Migrator<'_> {
 
 impl Migrator<'_> {
     async fn drive(&mut self) -> Result<()> {
-        let mut lost = 0;
+        let (mut lost, mut looks) = (0, 0);
         let mut first = true;
         loop {
-            let records = system_records(self.authority.pin().await?.as_ref()).await?;
-            agree(&records, self.authority)?;
-            if first {
-                self.report = report_of(&records, self.request);
-                first = false;
-            }
-            self.report.format = phases::initialized(&records)?.0.format_version;
-            let stage = self.registry.next(&records, self.request.to_format)?;
-            if matches!(stage, Stage::Done) {
-                self.report.done = true;
-                return Ok(());
-            }
-            if self.must_stop() {
-                return Ok(());
-            }
-            if self.request.checkpoint && !self.report.resumed && self.report.pre_checkpoint.is_none() {
-                self.checkpoint_before().await?;
-            }
-            match self.stage(stage, &records).await? {
-                Outcome::Reached => lost = 0,
-                Outcome::Stopped => return Ok(()),
-                Outcome::Lost => {
+            match self.turn(&mut first).await {
+                Ok(Some(Outcome::Reached)) => (lost, looks) = (0, 0),
+                Ok(Some(Outcome::Stopped) | None) => return Ok(()),
+                Ok(Some(Outcome::Lost)) => {
                     lost += 1;
                     self.pause(lost).await?;
                 }
+                // Whatever was read last, the durable state says what comes next.
+                Err(error) => {
+                    looks += 1;
+                    self.look_again(looks, error).await?;
+                }
             }
         }
+    }
+
+    /// The next stage of what the durable state asks for; `None` once it is what was asked for.
+    async fn turn(&mut self, first: &mut bool) -> Result<Option<Outcome>> {
+        let records = system_records(self.authority.pin().await?.as_ref()).await?;
+        agree(&records, self.authority)?;
+        if std::mem::take(first) {
+            self.report = report_of(&records, self.request);
+        }
+        self.report.format = phases::initialized(&records)?.0.format_version;
+        let stage = self.registry.next(&records, self.request.to_format)?;
+        if matches!(stage, Stage::Done) {
+            self.report.done = true;
+            return Ok(None);
+        }
+        if self.must_stop() {
+            return Ok(None);
+        }
+        if self.request.checkpoint && !self.report.resumed && self.report.pre_checkpoint.is_none() {
+            self.checkpoint_before().await?;
+        }
+        self.stage(stage, &records).await.map(Some)
     }
 
     async fn checkpoint_before(&mut self) -> Result<()> {
@@ -313,6 +398,10 @@ impl Migrator<'_> {
             Stage::Done => Ok(Outcome::Reached),
             Stage::Forget => self.durable(phases::forget(records)?, None).await,
             Stage::Stamp => {
+                // Nothing takes it back either, so the whole way has to be open.
+                if !self.check(self.authority.pin().await?, records).await? {
+                    return Ok(Outcome::Lost);
+                }
                 self.work_on("additive-stamp");
                 self.durable(phases::stamp(records)?, Some("catalog-stamped")).await
             }
@@ -330,10 +419,63 @@ impl Migrator<'_> {
         if !matches!(again, Stage::Start(same) if same.name() == unit.name()) {
             return Ok(Outcome::Lost);
         }
-        let findings = check::check(state.as_ref(), unit, &[], &self.budget).await?;
+        if !self.check(state, &records).await? {
+            return Ok(Outcome::Lost);
+        }
+        let findings = self.checked.of(unit.name()).unwrap_or_default();
         self.report.estimated_total = Some(self.report.records_moved + findings.records);
         self.work_on(unit.name());
         self.durable(phases::start(&records, unit.to_format())?, Some("catalog-started")).await
+    }
+
+    /// Passes over the source ranges of every unit up to the target, also of those that come later: what stops one of them
+    /// has to be found before the first that cannot be taken back. False if another commit came between.
+    async fn check(&mut self, mut state: Arc<dyn Read>, records: &SystemRecords) -> Result<bool> {
+        let (_, head) = phases::initialized(records)?;
+        if self.checked.head != Some(head) {
+            self.checked = Checked { head: Some(head), units: Vec::new() };
+        }
+        let hides = hides_rows(self.registry, records, self.request)?;
+        self.refuse_readers(hides).await?;
+        for unit in self.registry.chain(records, self.request.to_format)? {
+            if self.checked.of(unit.name()).is_some() {
+                continue;
+            }
+            let mut pass = Pass::default();
+            let (mut reached, mut looks) = (0, 0);
+            while let Err(error) = pass.over(state.as_ref(), unit, &self.budget).await {
+                looks = if pass.records() > reached { 1 } else { looks + 1 };
+                reached = pass.records();
+                self.look_again(looks, error).await?;
+                state = self.authority.pin().await?;
+                if system_records(state.as_ref()).await?.head != Some(head) {
+                    return Ok(false);
+                }
+            }
+            self.checked.units.push((unit.name(), unit.source(), pass.end(unit)?));
+        }
+        // A long pass later there may be others.
+        self.refuse_readers(hides).await?;
+        Ok(true)
+    }
+
+    async fn refuse_readers(&self, unit: Option<&'static str>) -> Result<()> {
+        match unit {
+            Some(unit) => {
+                checkpoints::refuse_open_readers(unit, &self.authority.open_readers(self.environment).await?)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Waits before the next look where an object was gone that this process may know from an older manifest alone; any
+    /// other error, and one that comes again each time, ends the run.
+    async fn look_again(&self, looks: u32, error: Error) -> Result<()> {
+        if looks > ATTEMPTS || !has_vanished(&error) {
+            return Err(error);
+        }
+        tokio::time::sleep(PAUSE * 2_u32.pow(looks.min(ATTEMPTS))).await;
+        Ok(())
     }
 
     async fn resume(
@@ -366,8 +508,9 @@ impl Migrator<'_> {
         (anchor, batch): (Anchor, Batch),
         point: Option<&'static str>,
     ) -> Result<Outcome> {
+        self.checked.forget(&batch);
         match self.authority.commit(&anchor, batch).await? {
-            Commit::Committed => {}
+            Commit::Committed => self.checked.follow(&anchor),
             Commit::Lost => return Ok(Outcome::Lost),
         }
         self.authority.settle().await?;

@@ -2,8 +2,8 @@
 //!
 //! Pure: every way of opening reads the two records and asks here before it does anything else.
 
-use super::key::{Key, System};
-use super::value::{Format, Head, Migration, unframe};
+use super::key::{Current, Entity, Key, System};
+use super::value::{Format, Head, Migration, OptionScope, unframe};
 use crate::{Error, ErrorKind, Result};
 
 /// The oldest format in the field.
@@ -28,7 +28,15 @@ pub const TARGETS: [u64; 3] = [9, 11, 12];
 /// What this software writes as the writer of `sys/format`.
 pub const WRITER: &str = concat!("metashift ", env!("CARGO_PKG_VERSION"));
 
-/// The system records of a store, read together.
+/// The option by which a catalog says that its write-ahead log is in another object store.
+pub const WAL_ELSEWHERE: &str = "wal_path";
+
+/// The key of the options that hold for the whole catalog.
+pub fn options_key() -> Vec<u8> {
+    Key::Current(Current::Entity(Entity::Option { scope_kind: 0, scope_id: 0 })).encode()
+}
+
+/// The system records of a store, read together, and what its options say about its write-ahead log.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SystemRecords {
     /// `sys/format`.
@@ -37,26 +45,42 @@ pub struct SystemRecords {
     pub head: Option<Head>,
     /// `sys/migration`.
     pub marker: Option<Migration>,
+    /// Whether the catalog's options have [`WAL_ELSEWHERE`], whatever its value.
+    pub wal_elsewhere: bool,
 }
 
 impl SystemRecords {
-    /// Decodes the three records from their framed values; `Corruption` for what is none.
-    pub fn decode(format: Option<&[u8]>, head: Option<&[u8]>, marker: Option<&[u8]>) -> Result<Self> {
+    /// Decodes the records from the framed values of format, head, marker and [`options_key`]; `Corruption` for what is none.
+    pub fn decode(
+        format: Option<&[u8]>,
+        head: Option<&[u8]>,
+        marker: Option<&[u8]>,
+        options: Option<&[u8]>,
+    ) -> Result<Self> {
         fn one<M: prost::Message + Default>(key: System, value: Option<&[u8]>) -> Result<Option<M>> {
             value.map(|value| unframe(&Key::System(key).encode(), value)).transpose()
         }
+        let options: Option<OptionScope> = options.map(|value| unframe(&options_key(), value)).transpose()?;
         Ok(Self {
             format: one(System::Format, format)?,
             head: one(System::Head, head)?,
             marker: one(System::Migration, marker)?,
+            wal_elsewhere: options.is_some_and(|scope| says_elsewhere(&scope)),
         })
+    }
+
+    /// `Migration` for a catalog whose write-ahead log is in another object store: commits that were acknowledged are there
+    /// alone, and whoever opens the store without it skips them.
+    pub fn whole(&self) -> Result<()> {
+        if self.wal_elsewhere { Err(elsewhere(&format!("its options have {WAL_ELSEWHERE}"))) } else { Ok(()) }
     }
 
     /// The records of a store that somebody bootstrapped, coherent among themselves.
     ///
     /// A marker whose unit starts at another format than the store's, a marker without a format and a format of 0
-    /// are `Corruption`; a newer format is `Migration`.
+    /// are `Corruption`; a newer format is `Migration`; else as [`Self::whole`].
     pub fn coherent(&self) -> Result<Option<&Format>> {
+        self.whole()?;
         let Some(format) = &self.format else {
             return match &self.marker {
                 Some(_) => Err(Error::new(ErrorKind::Corruption, "a migration marker without sys/format")),
@@ -122,6 +146,20 @@ pub fn too_new(version: u64) -> Error {
     .next("use a newer version of metashift")
 }
 
+/// Whether options of a whole catalog say that its write-ahead log is in another object store.
+pub(crate) fn says_elsewhere(options: &OptionScope) -> bool {
+    options.options.contains_key(WAL_ELSEWHERE)
+}
+
+/// The refusal of a store that is not whole without another one.
+pub(crate) fn elsewhere(why: &str) -> Error {
+    Error::new(
+        ErrorKind::Migration,
+        format!("this catalog keeps its write-ahead log in another object store ({why}); commits that were acknowledged are there alone and would be lost"),
+    )
+    .next("stop its writers, take the log back into the store with the catalog software that moved it there, so that this is no longer recorded, then run the same command again")
+}
+
 /// Whether a catalog's truth is a commit log.
 pub fn is_commit_log(format: &Format) -> bool {
     format.format_version == LEGACY_COMMIT_LOG || format.commit_log_batch_origin.is_some()
@@ -140,7 +178,31 @@ mod tests {
                 to_format,
                 ..Migration::default()
             }),
+            wal_elsewhere: false,
         }
+    }
+
+    #[test]
+    fn a_log_in_another_store_is_refused_at_every_format_whatever_its_path_is() {
+        for (options, refused) in [
+            (&[("encrypted", "false")][..], false),
+            (&[("encrypted", "false"), ("wal_path", "s3://other/wal")][..], true),
+            (&[("wal_path", "")][..], true),
+        ] {
+            let options =
+                options.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+            let options = crate::catalog::value::frame(&OptionScope { options });
+            let decoded = SystemRecords::decode(None, None, None, Some(&options)).unwrap();
+            assert_eq!(decoded.wal_elsewhere, refused);
+        }
+        for version in [0, 8, 9, 10, 11, 12, 13] {
+            let records = SystemRecords { wal_elsewhere: true, ..records(version, None) };
+            let refusal = records.gate().unwrap_err();
+            assert_eq!(refusal.kind(), ErrorKind::Migration);
+            assert!(refusal.message().contains("wal_path") && refusal.next_step().is_some(), "{refusal}");
+        }
+        let fresh = SystemRecords { wal_elsewhere: true, ..SystemRecords::default() };
+        assert_eq!(fresh.gate().unwrap_err().kind(), ErrorKind::Migration);
     }
 
     #[test]

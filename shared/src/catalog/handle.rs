@@ -7,6 +7,7 @@ use std::time::Duration;
 use slatedb::config::DbReaderOptions;
 use slatedb::{DbReader, DbReaderMode};
 use tokio::sync::RwLock;
+use tokio::time::Instant;
 
 use super::authority::{self, Commit, CommitAuthority, Native, Session};
 use super::bootstrap;
@@ -19,7 +20,7 @@ use super::location::Location;
 use super::log::Log;
 use super::log::tail::Tail;
 use super::read::{Read, StoreReader, message};
-use super::store::{Ending, look, manifest, open_reader, system_records};
+use super::store::{Ending, explained, look, manifest, open_reader, reader_options, system_records};
 use super::value::Head;
 use super::view::View;
 use crate::environment::Environment;
@@ -179,12 +180,17 @@ enum Attempt<T> {
     Behind,
 }
 
+/// After how many polls without a sign of life a handle looks itself.
+pub const STALE_POLLS: u32 = 3;
+
 /// A read-only handle that follows the store; it writes nothing and fences nobody.
 pub struct CatalogReader {
     location: Location,
     log: Log,
     options: DbReaderOptions,
     deadline: Deadline,
+    /// When the newest manifest was last known to be the reader's.
+    looked: Mutex<Instant>,
     reader: RwLock<Arc<DbReader>>,
     /// Readers that somebody may still be reading from.
     retired: Mutex<Vec<Arc<DbReader>>>,
@@ -206,24 +212,38 @@ impl CatalogReader {
         if manifest(location, &deadline).await?.is_none() {
             return Err(without_index(look(location, &deadline).await?.log.is_some()));
         }
-        let options = DbReaderOptions { manifest_poll_interval: poll, ..DbReaderOptions::default() };
+        let options = reader_options(poll);
         let reader = open_reader(location, DbReaderMode::FollowLatest, options.clone(), &deadline).await?;
         let handle = Self {
             location: location.clone(),
             log: Log::of(location, &deadline),
             options,
             deadline,
+            looked: Mutex::new(Instant::now()),
             reader: RwLock::new(reader),
             retired: Mutex::default(),
             known: Mutex::new(None),
         };
-        handle.read(|_| async { Ok(()) }).await?;
-        Ok(handle)
+        let opened = async {
+            handle.read(|_| async { Ok(()) }).await?;
+            let known = handle.known.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            handle.log.refuse_foreign(&known.map(|known| known.records).unwrap_or_default()).await
+        };
+        match opened.await {
+            Ok(()) => Ok(handle),
+            Err(error) => {
+                handle.close().await?;
+                Err(error)
+            }
+        }
     }
 
     /// Runs `query` on a view, and releases its answer only if the index's head stood still from before the format and
     /// marker were read until after the query's last read. A moved head repeats it, a bounded number of times. Of a
     /// catalog that is kept in a log every slot that was acknowledged before is part of the view.
+    ///
+    /// The view is no older than [`STALE_POLLS`] polls: where the handle has not seen the newest manifest for so long, it looks
+    /// itself, and what keeps it from looking is its error.
     ///
     /// Errors as those of [`SystemRecords::gate`] and of the query; `Unavailable` where the catalog moved [`ATTEMPTS`] times.
     pub async fn read<T, Q, F>(&self, query: Q) -> Result<T>
@@ -231,7 +251,8 @@ impl CatalogReader {
         Q: Fn(View) -> F,
         F: Future<Output = Result<T>>,
     {
-        let mut reopened = false;
+        self.refresh().await?;
+        let mut failed_on = None;
         for _ in 0..ATTEMPTS {
             let reader = Arc::clone(&*self.reader.read().await);
             let index = Arc::new(StoreReader::following(Arc::clone(&reader), self.deadline.clone()));
@@ -240,10 +261,18 @@ impl CatalogReader {
                 Ok(Attempt::Moved) => {}
                 // The next slot is deleted: the index has gone on, and this handle has not seen it yet.
                 Ok(Attempt::Behind) => self.reopen(&reader).await?,
-                // A garbage collector may have removed what an old manifest names: once, from a new one.
-                Err(error) if error.kind() == ErrorKind::Corruption && !reopened => {
-                    reopened = true;
-                    self.reopen(&reader).await?;
+                // A garbage collector may have removed what an old manifest names. On the newest one, twice is damage.
+                Err(error) if error.kind() == ErrorKind::Corruption => {
+                    let newest =
+                        manifest(&self.location, &self.deadline).await?.map(|manifest| manifest.id());
+                    if failed_on == Some(newest) {
+                        return explained(&self.location, Err(error), &self.deadline).await;
+                    }
+                    failed_on = Some(newest);
+                    match self.reopen(&reader).await {
+                        Err(error) if error.kind() != ErrorKind::Corruption => return Err(error),
+                        _ => {}
+                    }
                 }
                 Err(error) => return Err(error),
             }
@@ -299,6 +328,23 @@ impl CatalogReader {
         }
         let records = tail.records.clone();
         Ok(Some(Known { index: head, tail: Some(tail), records }))
+    }
+
+    /// SlateDB's own polls fail in silence, so that a reader whose manifest cannot be read any more serves what it has for ever.
+    async fn refresh(&self) -> Result<()> {
+        let bound = self.options.manifest_poll_interval * STALE_POLLS;
+        let looked = *self.looked.lock().unwrap_or_else(PoisonError::into_inner);
+        if looked.elapsed() < bound {
+            return Ok(());
+        }
+        let now = Instant::now();
+        let newest = manifest(&self.location, &self.deadline).await?.map(|manifest| manifest.id());
+        let reader = Arc::clone(&*self.reader.read().await);
+        if newest.is_none_or(|newest| newest > reader.manifest().id()) {
+            self.reopen(&reader).await?;
+        }
+        *self.looked.lock().unwrap_or_else(PoisonError::into_inner) = now;
+        Ok(())
     }
 
     /// Opens the store anew, unless somebody has done so since `failed` was taken.

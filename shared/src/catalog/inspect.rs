@@ -4,20 +4,22 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use slatedb::DbReaderMode;
-use slatedb::config::DbReaderOptions;
 
 use super::checkpoints::{self, Listed};
-use super::deadline::Deadline;
+use super::deadline::{Deadline, has_vanished};
+#[cfg(doc)]
 use super::driver::check::check;
+use super::driver::check::{Findings, Pass};
 use super::driver::{ATTEMPTS, phases};
 use super::format::{FLOOR, SystemRecords, is_commit_log};
 use super::key::shown;
 use super::location::Location;
 use super::log::Log;
 use super::read::{Read, StoreReader};
-use super::store::{behind, manifest, open_reader, system_records};
-use super::units::{Registry, Stage};
-use super::value::{Format, Migration};
+use super::sound::sound;
+use super::store::{behind, explained, looking, manifest, open_reader, system_records};
+use super::units::{Kind, Registry, Stage, Unit};
+use super::value::{Format, Head, Migration};
 use crate::environment::Environment;
 use crate::step::Budget;
 use crate::{Error, ErrorKind, Result};
@@ -93,6 +95,7 @@ pub struct Inspection {
 /// stop the migration is then its error.
 ///
 /// `InvalidInput` where there is no catalog, and for a target that no unit ends at; `Migration` for a format above the target;
+/// `Corruption` as [`sound`] finds it;
 /// `Unavailable` where the catalog moved during every look; with `counted`, errors as those of [`check`].
 pub async fn inspect(
     location: &Location,
@@ -104,18 +107,113 @@ pub async fn inspect(
 ) -> Result<Inspection> {
     registry.check_target(to_format)?;
     let deadline = Deadline::of(budget);
-    let log = Log::of(location, &deadline);
     if manifest(location, &deadline).await?.is_none() {
         return Err(Error::new(ErrorKind::InvalidInput, format!("there is no catalog at {location}"))
             .next("metashift catalog create"));
     }
     let checkpoints = checkpoints::list(location, environment, &deadline).await?;
-    let options = DbReaderOptions::default();
-    let reader = open_reader(location, DbReaderMode::FollowLatest, options, &deadline).await?;
+    sound(location, &deadline).await?;
+    let mut survey = Survey::default();
+    let mut looks = 0;
+    loop {
+        let reached = survey.records();
+        let (found, seen) = looked(location, registry, to_format, counted, budget, &mut survey).await;
+        match found {
+            // Somebody's compactor and collector may have removed what this reader knew. What the newest manifest names has
+            // to be there: another look goes on from the record that was reached, and only one that finds the same on the
+            // same manifest tells of damage.
+            Err(error) if error.kind() == ErrorKind::Corruption => {
+                looks = if survey.records() > reached { 1 } else { looks + 1 };
+                let now = manifest(location, &deadline).await?.map(|manifest| manifest.id());
+                if looks > 1 && seen == now || looks > ATTEMPTS {
+                    return explained(location, Err(error), &deadline).await;
+                }
+            }
+            other => return other.map(|found| Inspection { checkpoints, ..found }),
+        }
+    }
+}
+
+/// What a run would find before its first change: as [`inspect`] that checks every record, and `Migration` where readers that
+/// are not accepted have the store open and a unit that moves keys would begin.
+pub async fn dry_run(
+    location: &Location,
+    registry: &Registry,
+    to_format: u64,
+    accept_open_readers: bool,
+    environment: &Environment,
+    budget: &Budget,
+) -> Result<Inspection> {
+    let found = inspect(location, registry, to_format, true, environment, budget).await?;
+    let hides =
+        |planned: &&Planned| registry.named(&planned.unit).is_some_and(|unit| unit.kind() == Kind::Rewriting);
+    if !accept_open_readers
+        && found.under_way.is_none()
+        && let Some(planned) = found.plan.iter().find(hides)
+    {
+        checkpoints::refuse_open_readers(&planned.unit, &checkpoints::readers_of(found.checkpoints.clone()))?;
+    }
+    Ok(found)
+}
+
+/// How far the checks of the planned units have come, for as long as the catalog stands still.
+#[derive(Debug, Default)]
+struct Survey {
+    head: Option<Head>,
+    done: Vec<(&'static str, Findings)>,
+    pass: Option<Pass>,
+}
+
+impl Survey {
+    fn records(&self) -> u64 {
+        let done: u64 = self.done.iter().map(|(_, findings)| findings.records).sum();
+        done + self.pass.as_ref().map_or(0, Pass::records)
+    }
+
+    async fn check(
+        &mut self,
+        state: &dyn Read,
+        unit: &dyn Unit,
+        cursor: &[u8],
+        budget: &Budget,
+    ) -> Result<Findings> {
+        if let Some((_, findings)) = self.done.iter().find(|(name, _)| *name == unit.name()) {
+            return Ok(*findings);
+        }
+        let pass = self.pass.get_or_insert_with(|| Pass::after(cursor));
+        if let Err(error) = pass.over(state, unit, budget).await {
+            // A record that stops it is found again from the start, with what it had to do with others.
+            if !has_vanished(&error) {
+                self.pass = None;
+            }
+            return Err(error);
+        }
+        let findings = self.pass.take().unwrap_or_default().end(unit)?;
+        self.done.push((unit.name(), findings));
+        Ok(findings)
+    }
+}
+
+/// One look through a reader of its own, and the manifest that the reader had in the end.
+async fn looked(
+    location: &Location,
+    registry: &Registry,
+    to_format: u64,
+    counted: bool,
+    budget: &Budget,
+    survey: &mut Survey,
+) -> (Result<Inspection>, Option<u64>) {
+    let deadline = Deadline::of(budget);
+    let log = Log::of(location, &deadline);
+    let reader = match open_reader(location, DbReaderMode::FollowLatest, looking(), &deadline).await {
+        Ok(reader) => reader,
+        Err(error) => return (Err(error), None),
+    };
     let index = Arc::new(StoreReader::following(Arc::clone(&reader), deadline.clone()));
-    let found = settled(&index, &log, registry, to_format, counted, budget).await;
-    deadline.wait("closing the reader", reader.close()).await?;
-    Ok(Inspection { checkpoints, ..found? })
+    let found = settled(&index, &log, registry, to_format, counted, budget, survey).await;
+    let seen = reader.manifest().id();
+    let closed = deadline.wait("closing the reader", reader.close()).await;
+    (found.and_then(|found| closed.map(|()| found)), Some(seen))
 }
 
 /// Repeats the look until the index's head stood still during it.
@@ -126,10 +224,11 @@ async fn settled(
     to_format: u64,
     counted: bool,
     budget: &Budget,
+    survey: &mut Survey,
 ) -> Result<Inspection> {
     for _ in 0..ATTEMPTS {
         let before = system_records(index.as_ref()).await?.head;
-        let found = settled_once(index, log, registry, to_format, counted, budget).await;
+        let found = settled_once(index, log, registry, to_format, counted, budget, survey).await;
         // Even an error may come of two states read as one; then head has moved.
         if system_records(index.as_ref()).await?.head == before {
             return found;
@@ -145,8 +244,10 @@ async fn settled_once(
     to_format: u64,
     counted: bool,
     budget: &Budget,
+    survey: &mut Survey,
 ) -> Result<Inspection> {
     let records = system_records(index.as_ref()).await?;
+    log.refuse_foreign(&records).await?;
     let below = Arc::clone(index) as Arc<dyn Read>;
     let (state, found, commit_log) = match log.origin(&records, None).await? {
         Some(origin) => {
@@ -165,7 +266,11 @@ async fn settled_once(
         }
         None => (below, records, None),
     };
-    let plan = planned(state.as_ref(), registry, &found, to_format, counted, budget).await?;
+    if survey.head != found.head {
+        *survey = Survey { head: found.head, ..Survey::default() };
+    }
+    let survey = counted.then_some(survey);
+    let plan = planned(state.as_ref(), registry, &found, to_format, survey, budget).await?;
     Ok(Inspection { commit_log, ..describe(&found, registry, to_format, plan)? })
 }
 
@@ -174,7 +279,7 @@ async fn planned(
     registry: &Registry,
     records: &SystemRecords,
     to_format: u64,
-    counted: bool,
+    mut survey: Option<&mut Survey>,
     budget: &Budget,
 ) -> Result<Vec<Planned>> {
     let mut plan = Vec::new();
@@ -191,7 +296,10 @@ async fn planned(
             Stage::Resume(unit, Migration { cursor, .. }) => (unit, cursor),
         };
         // Every unit's source range is written by ordinary commits only, so a later unit's can be checked now.
-        let findings = if counted { Some(check(state, unit, &cursor, budget).await?) } else { None };
+        let findings = match &mut survey {
+            Some(survey) => Some(survey.check(state, unit, &cursor, budget).await?),
+            None => None,
+        };
         plan.push(Planned {
             unit: unit.name().to_owned(),
             records: findings.map(|findings| findings.records),

@@ -155,6 +155,26 @@ pub enum Name {
     Table { schema_id: u64, name: String },
 }
 
+/// How much of a name an error shows.
+const SHOWN: usize = 48;
+
+impl Name {
+    /// `NameTooLong` for a name whose key of so many bytes the store cannot hold.
+    fn too_long(&self, bytes: usize) -> Error {
+        let (what, name) = match self {
+            Self::Schema { name } => ("schema".to_owned(), name),
+            Self::Table { schema_id, name } => (format!("table of schema {schema_id}"), name),
+        };
+        let head: String = name.chars().take(SHOWN).flat_map(char::escape_debug).take(2 * SHOWN).collect();
+        let message = format!(
+            "{what} \"{head}{}\": a name of {} bytes needs a key of {bytes}, and the store holds {LONGEST_KEY}",
+            if name.chars().count() > SHOWN { "…" } else { "" },
+            name.len()
+        );
+        Error::new(ErrorKind::NameTooLong, message).next("choose a shorter name; a zero byte takes two")
+    }
+}
+
 /// The rest of a key that this software does not look into.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Opaque(pub Vec<u8>);
@@ -192,10 +212,13 @@ impl Key {
         Ok(key)
     }
 
-    /// The bytes of the key; `Corruption` for more of them than SlateDB can store.
+    /// The bytes of the key; for more of them than SlateDB can store `NameTooLong` if it is made of a name, else `Corruption`.
     pub fn checked(&self) -> Result<Vec<u8>> {
         let bytes = self.encode();
         if bytes.len() > LONGEST_KEY {
+            if let Self::Name(name) = self {
+                return Err(name.too_long(bytes.len()));
+            }
             return Err(Error::new(
                 ErrorKind::Corruption,
                 format!(

@@ -10,6 +10,7 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use url::Url;
 
+use super::guard::Guard;
 use crate::aws::without_secret;
 use crate::{Error, ErrorKind, Result};
 
@@ -43,6 +44,11 @@ impl Location {
         Self { store, path, name }
     }
 
+    /// The store as SlateDB is given it.
+    pub(crate) fn guarded(&self) -> Arc<Guard> {
+        Guard::over(&self.store)
+    }
+
     /// The store that a URL names.
     ///
     /// `s3://bucket/path` takes region, credentials and endpoint from the chain of [`crate::aws`]; an `http://` endpoint is
@@ -65,8 +71,10 @@ impl Location {
             "file" => {
                 let directory =
                     url.to_file_path().map_err(|()| invalid("is no path of this machine".to_owned()))?;
+                // Without this, what a writer was told to be durable is in the page cache alone.
                 let store = LocalFileSystem::new_with_prefix(&directory)
-                    .map_err(|error| invalid(format!("no such directory ({error})")))?;
+                    .map_err(|error| invalid(format!("no such directory ({error})")))?
+                    .with_fsync(true);
                 Ok(Self { store: Arc::new(store), path: Path::default(), name: text.into() })
             }
             other => Err(invalid(format!("unknown scheme {other}"))),
@@ -84,7 +92,7 @@ fn invalid(text: &str, why: &str) -> Error {
 fn checked(text: &str) -> Result<Url> {
     let url = Url::parse(text).map_err(|error| invalid(text, &error.to_string()))?;
     if url.query().is_some() || url.fragment().is_some() {
-        return Err(invalid(text, "has a query or a fragment; a ? or # of a directory's name is %3F or %23"));
+        return Err(invalid(text, "has a query or a fragment; a directory with ? or # in its name cannot be used"));
     }
     if !url.username().is_empty() || url.password().is_some() {
         return Err(invalid(
@@ -92,6 +100,7 @@ fn checked(text: &str) -> Result<Url> {
             "holds a user or a secret; credentials come from the environment or a profile",
         ));
     }
+    plain_path(text).map_err(|why| invalid(text, why))?;
     Ok(url)
 }
 
@@ -101,14 +110,39 @@ pub async fn region_of_bucket(text: &str) -> Option<String> {
     s3::region_of(url.host_str()?).await
 }
 
+/// Refuses a path that has more than one spelling: a parser of URLs resolves dots and decodes escapes in silence, and an object
+/// store takes both as they are.
+fn plain_path(url: &str) -> std::result::Result<(), &'static str> {
+    let rest = url.split_once("://").map_or("", |(_, rest)| rest);
+    let path = rest.split_once('/').map_or("", |(_, path)| path);
+    if path.contains('%') {
+        return Err("has an escape or a percent sign in its path; name it as it is, without one");
+    }
+    let path = path.strip_suffix('/').unwrap_or(path);
+    if !path.is_empty() && path.split('/').any(|part| part.is_empty() || part == "." || part == "..") {
+        return Err("has an empty part, \".\" or \"..\" in its path");
+    }
+    Ok(())
+}
+
 /// Makes the directory of a `file://` URL, so that a catalog can be created there; nothing for any other URL. `InvalidInput`
 /// where it cannot be made.
 pub fn make_directory(text: &str) -> Result<()> {
     let url = checked(text)?;
     let directory = Some(url).filter(|url| url.scheme() == "file").and_then(|url| url.to_file_path().ok());
     let Some(directory) = directory else { return Ok(()) };
-    std::fs::create_dir_all(&directory)
+    make_durably(&directory)
         .map_err(|error| Error::new(ErrorKind::InvalidInput, format!("store {text}: {error}")))
+}
+
+/// Makes a directory and those above it, and syncs the names of all that were not there.
+fn make_durably(directory: &std::path::Path) -> std::io::Result<()> {
+    let missing: Vec<_> = directory.ancestors().take_while(|above| !above.exists()).collect();
+    std::fs::create_dir_all(directory)?;
+    for parent in missing.into_iter().filter_map(std::path::Path::parent) {
+        std::fs::File::open(parent)?.sync_all()?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -145,6 +179,33 @@ mod tests {
             let error = make_directory(&format!("file://{}{odd}", root.display())).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{odd}");
             assert!(!root.exists(), "{odd}: something was made");
+        }
+    }
+
+
+    #[tokio::test]
+    async fn a_path_with_more_than_one_spelling_is_refused() {
+        for text in [
+            "s3://b/x/../y",
+            "s3://b/../y",
+            "s3://b/./y",
+            "s3://b/x/..",
+            "s3://b//x",
+            "s3://b/x//y",
+            "s3://b/x//",
+            "s3://b/100%",
+            "s3://b/100%25",
+            "s3://b/x%2fy",
+            "s3://b/%2e%2e/y",
+            "file:///tmp/../etc",
+            "file:///tmp//x",
+        ] {
+            let refused = Location::parse(text).await.unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::InvalidInput, "{text}");
+            assert!(refused.message().contains("path"), "{text}: {refused}");
+        }
+        for (text, path) in [("s3://b", ""), ("s3://b/", ""), ("s3://b/x/", "x"), ("s3://b/x y/z", "x y/z")] {
+            assert_eq!(Location::parse(text).await.unwrap().path.as_ref(), path, "{text}");
         }
     }
 

@@ -103,6 +103,37 @@ impl Log {
         Ok((sequences, names.contains(&"floor")))
     }
 
+    /// An object of the log's folder, if there is any.
+    pub(crate) async fn any(&self) -> Result<Option<Path>> {
+        let list = self.store.list(Some(&self.folder)).take(1);
+        let names: Vec<_> = self
+            .deadline
+            .object("listing the commit log", list.map_ok(|object| object.location).try_collect())
+            .await?
+            .unwrap_or_default();
+        Ok(names.into_iter().next())
+    }
+
+    /// `ForeignLeftovers` for a catalog of a format that has no commit log of ours and beside which there are objects of one:
+    /// other software may keep the catalog in them, and whoever reads the store alone skips what they hold.
+    pub(crate) async fn refuse_foreign(&self, records: &SystemRecords) -> Result<()> {
+        let version = records.format.as_ref().map(|format| format.format_version);
+        if version.is_none_or(|version| version >= LEGACY_COMMIT_LOG) {
+            return Ok(());
+        }
+        match self.any().await? {
+            None => Ok(()),
+            Some(found) => Err(Error::new(
+                ErrorKind::ForeignLeftovers,
+                format!(
+                    "{found} is there, and a catalog of format {} has no commit log that this version knows; commits may be in it alone",
+                    version.unwrap_or_default()
+                ),
+            )
+            .next("fold the log with the software that writes it, or move commits/ away if you know that nothing of it is needed")),
+        }
+    }
+
     async fn object(&self, what: &str, path: &Path) -> Result<Option<(Bytes, UpdateVersion)>> {
         let get = async {
             let got = self.store.get_opts(path, GetOptions::default()).await?;

@@ -88,6 +88,8 @@ pub struct Rows {
     ahead: Option<(Bytes, Bytes)>,
     changes: Peekable<vec::IntoIter<(Bytes, Option<Bytes>)>>,
     deadline: Deadline,
+    /// The first row with an end of its own.
+    expiring: Option<Bytes>,
 }
 
 impl std::fmt::Debug for Rows {
@@ -125,7 +127,17 @@ impl Rows {
         // The future is large: pinned here, only a reference to it is handed on.
         let next = std::pin::pin!(self.rows.next());
         let next = self.deadline.wait("scanning the catalog", next).await?;
-        Ok(next.map(|row| (row.key, row.value)))
+        Ok(next.map(|row| {
+            if row.expire_ts.is_some() && self.expiring.is_none() {
+                self.expiring = Some(row.key.clone());
+            }
+            (row.key, row.value)
+        }))
+    }
+
+    /// The key of the first of them so far that SlateDB is to let expire by itself.
+    pub fn expiring(&self) -> Option<&Bytes> {
+        self.expiring.as_ref()
     }
 }
 
@@ -203,6 +215,7 @@ impl Read for StoreReader {
             ahead: None,
             changes: Vec::new().into_iter().peekable(),
             deadline: self.deadline.clone(),
+            expiring: None,
         })
     }
 }

@@ -73,7 +73,7 @@ pub async fn write(location: &Location, seed: Seed, budget: &Budget) -> Result<(
     if look(location, &deadline).await?.records.format.is_some() {
         return Err(Error::new(ErrorKind::InvalidInput, format!("{location} holds a catalog already")));
     }
-    let db = open_writer(location, 0, &deadline).await?;
+    let (db, deadline) = open_writer(location, 0, &deadline).await?;
     let mut seeder = Seeder { db, deadline: deadline.clone(), batch: WriteBatch::new(), staged: 0, seed };
     let written = seeder.write().await;
     close_writer(&seeder.db, if written.is_ok() { Ending::Complete } else { Ending::Abandoned }, &deadline)

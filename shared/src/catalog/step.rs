@@ -6,9 +6,9 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::driver::{FINAL_LIFETIME, Observer, Report, Request, Stop, run};
+use super::driver::{FINAL_LIFETIME, MOST_FINAL_DAYS, Observer, Report, Request, Stop, run};
 use super::format::NEWEST;
-use super::inspect::{Inspection, inspect};
+use super::inspect::{Inspection, dry_run, inspect};
 use super::location::Location;
 use super::units::Registry;
 use crate::environment::{Environment, elapsed};
@@ -57,6 +57,9 @@ pub struct Input {
     /// `batch_seq` at which the commit log of a catalog of format 10 began, where the catalog does not say it.
     #[serde(default)]
     pub commit_log_origin: Option<u64>,
+    /// Whether the unit to format 9 may begin although readers have the store open.
+    #[serde(default)]
+    pub accept_open_readers: bool,
 }
 
 fn newest() -> u64 {
@@ -78,6 +81,14 @@ impl Input {
         if input.max_steps == Some(0) {
             return Err(Error::new(ErrorKind::InvalidInput, "input of catalog-migrate-step: maxSteps is 0"));
         }
+        if input.final_checkpoint_days.is_some_and(|days| !(1..=MOST_FINAL_DAYS).contains(&days)) {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                format!(
+                    "input of catalog-migrate-step: finalCheckpointDays is not between 1 and {MOST_FINAL_DAYS}"
+                ),
+            ));
+        }
         Registry::shipped().check_target(input.to_format)?;
         Ok(input)
     }
@@ -89,6 +100,7 @@ impl Input {
             checkpoint: self.checkpoint,
             final_lifetime: days.unwrap_or(FINAL_LIFETIME),
             commit_log_origin: self.commit_log_origin,
+            accept_open_readers: self.accept_open_readers,
             stop,
         }
     }
@@ -107,9 +119,14 @@ pub async fn invoke(
     let location = Location::parse(&input.store).await?;
     let registry = Registry::shipped();
     match input.mode {
-        Mode::Inspect | Mode::DryRun => {
-            let counted = input.mode == Mode::DryRun;
-            let found = inspect(&location, &registry, input.to_format, counted, environment, &budget).await?;
+        Mode::Inspect => {
+            let found = inspect(&location, &registry, input.to_format, false, environment, &budget).await?;
+            inspected(&found)
+        }
+        Mode::DryRun => {
+            let accepted = input.accept_open_readers;
+            let found =
+                dry_run(&location, &registry, input.to_format, accepted, environment, &budget).await?;
             inspected(&found)
         }
         Mode::Step => {
@@ -235,6 +252,35 @@ mod tests {
             json!("s3://b/p"),
         ] {
             assert_eq!(Input::parse(bad.clone()).unwrap_err().kind(), ErrorKind::InvalidInput, "{bad}");
+        }
+    }
+
+    #[test]
+    fn every_number_of_an_input_has_its_bounds() {
+        let most_32 = u64::from(u32::MAX);
+        // What is refused below and above, and what is the least and the most.
+        let numbers: [(&str, &[u64], &[u64]); 5] = [
+            ("version", &[0, 2, u64::MAX], &[1]),
+            ("toFormat", &[0, 1, 8, 10, 13, u64::MAX], &[9, 11, 12]),
+            ("maxSteps", &[0, most_32 + 1, u64::MAX], &[1, 2, most_32]),
+            ("finalCheckpointDays", &[0, 10_001, 30_000, most_32, most_32 + 1, u64::MAX], &[1, 7, 10_000]),
+            ("commitLogOrigin", &[], &[0, 1, u64::MAX]),
+        ];
+        for (name, refused, taken) in numbers {
+            let with = |number: Value| {
+                let mut input = json!({"version": 1, "store": "s3://b/p"});
+                input[name] = number;
+                Input::parse(input).map_err(|error| error.kind())
+            };
+            for number in refused {
+                assert_eq!(with(json!(number)).unwrap_err(), ErrorKind::InvalidInput, "{name}: {number}");
+            }
+            for number in taken {
+                assert!(with(json!(number)).is_ok(), "{name}: {number}");
+            }
+            for odd in [json!(-1), json!(1.5), json!(1e300), json!("1")] {
+                assert_eq!(with(odd.clone()).unwrap_err(), ErrorKind::InvalidInput, "{name}: {odd}");
+            }
         }
     }
 

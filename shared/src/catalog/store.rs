@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::TryStreamExt;
+use object_store::path::Path;
 use slatedb::admin::AdminBuilder;
 use slatedb::config::{
     CloseOptions, CompactionWorkerOptions, CompactorOptions, DbReaderOptions, FlushType, Settings,
@@ -10,12 +12,13 @@ use slatedb::config::{
 use slatedb::{Db, DbReader, DbReaderMode, PrefixExtractor, PrefixTarget, VersionedManifest};
 
 use super::deadline::{Deadline, classify};
-use super::format::{SystemRecords, is_commit_log};
+use super::format::{SystemRecords, elsewhere, is_commit_log, options_key};
 use super::key::{Key, System};
 use super::location::Location;
 use super::log::Log;
 use super::log::tail::{Tail, has_ended, last_records};
 use super::read::{Read, StoreReader};
+use super::sound::{damaged, is_odd, sound};
 use crate::{Error, ErrorKind, Result};
 
 /// The segment extractor of every catalog store: the first byte of a key.
@@ -76,6 +79,24 @@ pub fn settings() -> Settings {
     }
 }
 
+/// How often a reader asks the object store again for what it did not get, over two seconds or so; the client below has
+/// retries of its own for a server that is down. Without a bound, a truncated table would be asked for without end.
+const READ_RETRIES: u32 = 4;
+
+/// Options of every reader; `poll` is how often it looks for what is new.
+pub(crate) fn reader_options(poll: Duration) -> DbReaderOptions {
+    DbReaderOptions {
+        manifest_poll_interval: poll,
+        object_store_max_retries: Some(READ_RETRIES),
+        ..DbReaderOptions::default()
+    }
+}
+
+/// Options of a reader that looks at a store once.
+pub(crate) fn looking() -> DbReaderOptions {
+    reader_options(DbReaderOptions::default().manifest_poll_interval)
+}
+
 /// What a look at a store without a write found.
 #[derive(Debug, Clone)]
 pub struct Sighting {
@@ -98,12 +119,59 @@ pub struct Logged {
     pub indexed: bool,
 }
 
-/// Reads the manifest and refuses a database that is no catalog.
+/// The name of the newest object of a folder; the folder's own where it is empty.
+pub(crate) async fn newest(location: &Location, folder: &str, deadline: &Deadline) -> Result<Path> {
+    let folder = location.path.clone().join(folder);
+    let list = location.store.list(Some(&folder)).map_ok(|object| object.location).try_collect();
+    let names: Vec<Path> = deadline.object(&format!("listing {folder}"), list).await?.unwrap_or_default();
+    Ok(names
+        .into_iter()
+        .filter(|name| name.filename().is_some_and(|name| name.len() > 20))
+        .max()
+        .unwrap_or(folder))
+}
+
+async fn read_manifest(location: &Location, deadline: &Deadline) -> Result<Option<VersionedManifest>> {
+    let admin = AdminBuilder::new(location.path.clone(), location.guarded()).build();
+    let what = format!("reading the manifest of {location}");
+    match deadline.wait(&what, admin.read_manifest(None)).await {
+        Err(error) if is_odd(&error) => {
+            let name = newest(location, "manifest", deadline).await?;
+            Err(damaged(&name, error.message()).because(error))
+        }
+        other => other,
+    }
+}
+
+/// An object that only a database has.
+async fn remains(location: &Location, deadline: &Deadline) -> Result<Option<Path>> {
+    for folder in ["wal", "compacted"] {
+        let name = newest(location, folder, deadline).await?;
+        if name != location.path.clone().join(folder) {
+            return Ok(Some(name));
+        }
+    }
+    Ok(None)
+}
+
+/// Reads the manifest and refuses a database that is no catalog, and with `Migration` one whose write-ahead log is elsewhere.
+/// `Corruption` names a manifest that cannot be read, and tables or a write-ahead log without one.
 pub(crate) async fn manifest(location: &Location, deadline: &Deadline) -> Result<Option<VersionedManifest>> {
-    let admin = AdminBuilder::new(location.path.clone(), Arc::clone(&location.store)).build();
-    let manifest =
-        deadline.wait(&format!("reading the manifest of {location}"), admin.read_manifest(None)).await?;
+    let mut manifest = read_manifest(location, deadline).await?;
+    if manifest.is_none()
+        && let Some(name) = remains(location, deadline).await?
+    {
+        // Somebody may have made the database since.
+        manifest = read_manifest(location, deadline).await?;
+        if manifest.is_none() {
+            let folder = location.path.clone().join("manifest");
+            return Err(damaged(&folder, &format!("there is none, and {name} is there")));
+        }
+    }
     let Some(manifest) = manifest.filter(VersionedManifest::initialized) else { return Ok(None) };
+    if manifest.wal_object_store_uri().is_some() {
+        return Err(elsewhere("its manifest names it"));
+    }
     match manifest.segment_extractor_name() {
         Some(EXTRACTOR) => Ok(Some(manifest)),
         other => Err(Error::new(
@@ -119,11 +187,34 @@ pub(crate) async fn manifest(location: &Location, deadline: &Deadline) -> Result
 /// Looks at a store without writing to it or fencing anybody. `Corruption` also for an index that is an old copy, and for a
 /// lost one of a catalog whose log has ended.
 pub async fn look(location: &Location, deadline: &Deadline) -> Result<Sighting> {
-    match look_once(location, deadline).await {
-        // A garbage collector may have removed what the manifest named; a second look starts from a newer one.
-        Err(error) if error.kind() == ErrorKind::Corruption => look_once(location, deadline).await,
-        result => result,
+    let mut failed_on = None;
+    loop {
+        let looked = look_once(location, deadline).await;
+        if let Err(error) = &looked
+            && error.kind() == ErrorKind::Corruption
+        {
+            // A garbage collector may have removed what the manifest named; on the newest one, twice is damage.
+            let newest = manifest(location, deadline).await?.map(|manifest| manifest.id());
+            if failed_on != Some(newest) {
+                failed_on = Some(newest);
+                continue;
+            }
+        }
+        return explained(location, looked, deadline).await;
     }
+}
+
+/// An error of a read, or the damage that explains it: SlateDB names no object and asks for some of them without end.
+pub(crate) async fn explained<T>(location: &Location, result: Result<T>, deadline: &Deadline) -> Result<T> {
+    let Err(error) = &result else { return result };
+    let suspicious = is_odd(error) || matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout);
+    if suspicious
+        && let Err(damage) = sound(location, deadline).await
+        && damage.kind() == ErrorKind::Corruption
+    {
+        return Err(damage);
+    }
+    result
 }
 
 async fn look_once(location: &Location, deadline: &Deadline) -> Result<Sighting> {
@@ -131,14 +222,15 @@ async fn look_once(location: &Location, deadline: &Deadline) -> Result<Sighting>
     let (epoch, records) = match manifest(location, deadline).await? {
         None => (None, SystemRecords::default()),
         Some(manifest) => {
-            let options = DbReaderOptions::default();
-            let reader = open_reader(location, DbReaderMode::FollowLatest, options, deadline).await?;
+            let reader = open_reader(location, DbReaderMode::FollowLatest, looking(), deadline).await?;
             let index = StoreReader::following(Arc::clone(&reader), deadline.clone());
             let records = system_records(&index).await;
             deadline.wait("closing the reader", reader.close()).await?;
             (Some(manifest.writer_epoch()), records?)
         }
     };
+    records.whole()?;
+    log.refuse_foreign(&records).await?;
     let indexed = records.format.is_some();
     let origin = match &records.format {
         None => Some(0),
@@ -153,6 +245,7 @@ async fn look_once(location: &Location, deadline: &Deadline) -> Result<Sighting>
     let Some((records, unfolded)) = last_records(&log, records, origin).await? else {
         return Err(index_behind(position));
     };
+    records.whole()?;
     if !indexed && has_ended(&records) {
         return Err(Error::new(
             ErrorKind::Corruption,
@@ -182,12 +275,13 @@ pub(crate) fn index_behind(position: u64) -> Error {
     .next("this is an old copy of the index: bring back the newest one, or one from the checkpoint metashift-log-base")
 }
 
-/// The three system records of one state; errors as those of [`SystemRecords::decode`].
+/// The system records of one state; errors as those of [`SystemRecords::decode`].
 pub async fn system_records(state: &dyn Read) -> Result<SystemRecords> {
     let format = state.get(&Key::System(System::Format).encode()).await?;
     let head = state.get(&Key::System(System::Head).encode()).await?;
     let marker = state.get(&Key::System(System::Migration).encode()).await?;
-    SystemRecords::decode(format.as_deref(), head.as_deref(), marker.as_deref())
+    let options = state.get(&options_key()).await?;
+    SystemRecords::decode(format.as_deref(), head.as_deref(), marker.as_deref(), options.as_deref())
 }
 
 /// Opens a reader. `FollowLatest` and `Checkpoint` write nothing.
@@ -197,7 +291,7 @@ pub(crate) async fn open_reader(
     options: DbReaderOptions,
     deadline: &Deadline,
 ) -> Result<Arc<DbReader>> {
-    let build = DbReader::builder(location.path.clone(), Arc::clone(&location.store))
+    let build = DbReader::builder(location.path.clone(), location.guarded())
         .with_reader_mode(mode)
         .with_options(options)
         .with_segment_extractor(Arc::new(TagExtractor))
@@ -206,14 +300,22 @@ pub(crate) async fn open_reader(
     deadline.wait(&format!("opening {location} for reading"), Box::pin(build)).await.map(Arc::new)
 }
 
-/// Opens the writer, taking the epoch after the one that was seen; ends `Fenced` if somebody took it meanwhile.
-pub(crate) async fn open_writer(location: &Location, epoch: u64, deadline: &Deadline) -> Result<Db> {
-    let build = Db::builder(location.path.clone(), Arc::clone(&location.store))
+/// Opens the writer, taking the epoch after the one that was seen; ends `Fenced` if somebody took it meanwhile. With it comes
+/// the deadline of its waits, which also end with a write that no retry helps.
+pub(crate) async fn open_writer(
+    location: &Location,
+    epoch: u64,
+    deadline: &Deadline,
+) -> Result<(Db, Deadline)> {
+    let guard = location.guarded();
+    let deadline = deadline.ending_with(guard.failure());
+    let build = Db::builder(location.path.clone(), guard)
         .with_settings(settings())
         .with_segment_extractor(Arc::new(TagExtractor))
         .with_expected_epoch(epoch)
         .build();
-    deadline.wait(&format!("opening {location} for writing"), Box::pin(build)).await
+    let db = deadline.wait(&format!("opening {location} for writing"), Box::pin(build)).await?;
+    Ok((db, deadline))
 }
 
 /// How a writer ends.

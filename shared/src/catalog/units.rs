@@ -68,7 +68,8 @@ pub trait Unit: Send + Sync {
     fn kind(&self) -> Kind;
     /// The source records, walked in key order; a cursor is a key of this range.
     fn source(&self) -> Range;
-    /// Translates one source record, or refuses it as `Corruption`. Deterministic and idempotent.
+    /// Translates one source record, or refuses it as `Corruption`, and as `NameTooLong` where the format has no key for it.
+    /// Deterministic and idempotent.
     fn translate(&self, key: &Bytes, value: &Bytes) -> Result<Translation>;
     /// The directory that the unit claims keys of; `None` where every source record has a key of its own.
     fn directory(&self) -> Option<&dyn Directory> {

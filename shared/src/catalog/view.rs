@@ -100,8 +100,25 @@ impl View {
         Ok(found)
     }
 
-    /// Schemas at a snapshot.
+    /// `InvalidInput` for a snapshot beyond the latest, and for one that has expired: its record is gone, and with it the promise
+    /// that what it showed is still there.
+    async fn retained(&self, snapshot: u64) -> Result<()> {
+        if snapshot > self.head.snapshot_id {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                format!("snapshot {snapshot} is beyond the latest one, {}", self.head.snapshot_id),
+            ));
+        }
+        if self.state.get(&Key::Snapshot(snapshot).encode()).await?.is_none() {
+            return Err(Error::new(ErrorKind::InvalidInput, format!("snapshot {snapshot} has expired"))
+                .next("name one that the catalog still lists"));
+        }
+        Ok(())
+    }
+
+    /// Schemas at a snapshot; `InvalidInput` for one that is not there, as for everything at a snapshot.
     pub async fn schemas(&self, at: u64) -> Result<Vec<Schema>> {
+        self.retained(at).await?;
         let shown = move |schema: &Schema| visible(schema.begin_snapshot, schema.end_snapshot, at);
         let mut found = self.versions(prefix::CURRENT_SCHEMAS, prefix::ENDED_SCHEMAS, shown).await?;
         found.sort_by_key(|schema| schema.schema_id);
@@ -110,6 +127,7 @@ impl View {
 
     /// Tables at a snapshot.
     pub async fn tables(&self, at: u64) -> Result<Vec<Table>> {
+        self.retained(at).await?;
         let shown = move |table: &Table| visible(table.begin_snapshot, table.end_snapshot, at);
         let mut found = self.versions(prefix::CURRENT_TABLES, prefix::ENDED_TABLES, shown).await?;
         found.sort_by_key(|table| table.table_id);
@@ -118,6 +136,7 @@ impl View {
 
     /// Delete files at a snapshot.
     pub async fn delete_files(&self, at: u64) -> Result<Vec<DeleteFile>> {
+        self.retained(at).await?;
         let shown = move |file: &DeleteFile| visible(file.begin_snapshot, file.end_snapshot, at);
         let mut found =
             self.versions(prefix::CURRENT_DELETE_FILES, prefix::ENDED_DELETE_FILES, shown).await?;
@@ -130,6 +149,7 @@ impl View {
     /// Live chunks and the events that delete their rows; archived ones count for nothing, as in the released crates:
     /// what was flushed is read from data files, also at earlier snapshots.
     pub async fn rows(&self, at: u64) -> Result<BTreeMap<u64, Vec<VisibleRows>>> {
+        self.retained(at).await?;
         let deletions = self.deletions().await?;
         let mut found: BTreeMap<u64, Vec<VisibleRows>> = BTreeMap::new();
         let mut rows = self.state.scan(Range::prefix(prefix::LIVE_INSERTS), Fetch::Ahead).await?;
@@ -181,15 +201,7 @@ impl View {
     }
 
     /// Everything at a snapshot (time travel).
-    ///
-    /// `InvalidInput` for a snapshot beyond the latest.
     pub async fn read_at(&self, snapshot: u64) -> Result<Contents> {
-        if snapshot > self.head.snapshot_id {
-            return Err(Error::new(
-                ErrorKind::InvalidInput,
-                format!("snapshot {snapshot} is beyond the latest one, {}", self.head.snapshot_id),
-            ));
-        }
         Ok(Contents {
             schemas: self.schemas(snapshot).await?,
             tables: self.tables(snapshot).await?,

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use metashift::catalog::authority::{Commit, CommitAuthority, Native};
 use metashift::catalog::batch::{Anchor, Batch};
+use metashift::catalog::checkpoints::Listed;
 use metashift::catalog::deadline::Deadline;
 use metashift::catalog::driver::{self, Request, Stop, run};
 use metashift::catalog::location::Location;
@@ -47,6 +48,10 @@ impl CommitAuthority for Measured {
 
     async fn checkpoint(&self, name: &str, lifetime: Option<Duration>) -> Result<()> {
         self.inner.checkpoint(name, lifetime).await
+    }
+
+    async fn open_readers(&self, environment: &Environment) -> Result<Vec<Listed>> {
+        self.inner.open_readers(environment).await
     }
 
     async fn close(&self, ending: Ending) -> Result<()> {

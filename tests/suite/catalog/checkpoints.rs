@@ -140,6 +140,10 @@ async fn a_checkpoint_from_a_run_that_was_abandoned_is_replaced_by_one_of_the_pr
         let deadline = Deadline::of(&budget());
         checkpoints::list(&at(&store), &environment(), &deadline).await.unwrap()
     };
+    // The store is what it was, so the checkpoint is not left behind.
+    assert_eq!(listed().await.len(), 0);
+    // One that a crash left behind is replaced.
+    dying_at(&store, &with_checkpoint(11), budget(), "catalog-checkpointed", 1).await;
     let old = listed().await;
     let one = budget().with_pages(Some(1));
     migrate(&at(&store), &with_checkpoint(11), one).await.unwrap();
@@ -147,6 +151,72 @@ async fn a_checkpoint_from_a_run_that_was_abandoned_is_replaced_by_one_of_the_pr
     assert_eq!((old.len(), new.len()), (1, 1));
     assert_eq!(new[0].name.as_deref(), Some("metashift-pre-9"));
     assert_ne!(new[0].id, old[0].id);
+}
+
+#[tokio::test]
+async fn an_abandon_keeps_the_checkpoint_from_before_what_it_cannot_take_back_and_says_who_releases_it() {
+    let store = seeded(Seed { schemas: 300, tombstones: 10, ..Seed::small(8) }).await;
+    migrate(&at(&store), &with_checkpoint(12), budget().with_pages(Some(2))).await.unwrap();
+    let registry = metashift::catalog::units::Registry::shipped();
+    let done =
+        metashift::catalog::abandon::abandon(&at(&store), &registry, &environment(), budget()).await.unwrap();
+    assert_eq!((done.format, done.kept_checkpoint.as_deref()), (9, Some("metashift-pre-8")));
+    assert_eq!(names(&store).await, ["metashift-pre-8"]);
+    finish(&store, 9).await;
+    assert_eq!(names(&store).await, ["metashift-final-9"]);
+}
+
+#[tokio::test]
+async fn a_run_with_nothing_to_do_leaves_the_checkpoint_of_a_run_that_has_only_begun() {
+    for format in [9, 11] {
+        let store = seeded(Seed::small(format)).await;
+        dying_at(&store, &with_checkpoint(12), budget(), "catalog-checkpointed", 1).await;
+        let kept = format!("metashift-pre-{format}");
+        assert_eq!(names(&store).await, [kept.as_str()]);
+        let report = finish(&store, format).await;
+        assert_eq!((report.batches, report.pre_checkpoint), (0, None));
+        let result = format!("metashift-final-{format}");
+        assert_eq!(names(&store).await, [result.as_str(), kept.as_str()]);
+        assert_eq!(format_in(&store, &kept).await, format);
+        // The run that took it goes on, and releases it when it is done.
+        let report = migrate(&at(&store), &with_checkpoint(12), budget()).await.unwrap();
+        assert_eq!(report.pre_checkpoint.as_deref(), Some(kept.as_str()));
+        assert!(!names(&store).await.contains(&kept));
+    }
+}
+
+#[tokio::test]
+async fn a_lifetime_that_the_store_cannot_hold_is_refused_before_anything_else() {
+    let day = Duration::from_secs(24 * 3600);
+    for (lifetime, taken) in [
+        (Duration::ZERO, false),
+        (Duration::from_secs(1), true),
+        (day * 10_000, true),
+        (day * 10_000 + Duration::from_secs(1), false),
+        (day * 30_000, false),
+        (day * u32::MAX, false),
+    ] {
+        let store = seeded(Seed::small(8)).await;
+        let mortal = Mortal::new(Arc::clone(&store));
+        let location = Location::new(Arc::clone(&mortal) as _, PATH);
+        let request = Request { final_lifetime: lifetime, ..Request::to(12) };
+        let ran = migrate(&location, &request, budget()).await;
+        if taken {
+            assert!(ran.unwrap().done);
+            let deadline = Deadline::of(&budget());
+            let kept = checkpoints::list(&at(&store), &environment(), &deadline).await.unwrap().remove(0);
+            assert!(!kept.expired || lifetime < day, "{lifetime:?}: {kept:?}");
+            let expires: jiff::Timestamp = kept.expires.unwrap().parse().unwrap();
+            let stays = metashift::environment::elapsed(environment().now(), expires);
+            assert!(
+                stays <= lifetime && stays + Duration::from_secs(120) > lifetime,
+                "{lifetime:?}: {stays:?}"
+            );
+        } else {
+            assert_eq!(kind(&ran), ErrorKind::InvalidInput, "{lifetime:?}");
+            assert_eq!(mortal.writes(), 0);
+        }
+    }
 }
 
 #[tokio::test]

@@ -11,6 +11,7 @@ use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use metashift::catalog::authority::{Commit, CommitAuthority};
 use metashift::catalog::batch::{Anchor, Batch};
+use metashift::catalog::checkpoints::Listed;
 use metashift::catalog::commit::Change;
 use metashift::catalog::deadline::Deadline;
 use metashift::catalog::driver::{self, Report, Request, run};
@@ -155,6 +156,10 @@ impl Mortal {
     pub(crate) fn kill(&self) {
         self.dead.store(true, Ordering::SeqCst);
         self.died.notify_one();
+    }
+
+    pub(crate) fn revive(&self) {
+        self.dead.store(false, Ordering::SeqCst);
     }
 
     /// Writes that went through.
@@ -398,7 +403,7 @@ pub(crate) fn records(dump: &[(Bytes, Bytes)]) -> SystemRecords {
         dump.iter().find(|(at, _)| *at == key).map(|(_, value)| value.clone())
     };
     let (format, head, marker) = (value(System::Format), value(System::Head), value(System::Migration));
-    SystemRecords::decode(format.as_deref(), head.as_deref(), marker.as_deref()).unwrap()
+    SystemRecords::decode(format.as_deref(), head.as_deref(), marker.as_deref(), None).unwrap()
 }
 
 /// A dump without format and head: what a migration has to bring about.
@@ -511,6 +516,10 @@ where
 
     async fn checkpoint(&self, name: &str, lifetime: Option<Duration>) -> Result<()> {
         self.inner.checkpoint(name, lifetime).await
+    }
+
+    async fn open_readers(&self, environment: &Environment) -> Result<Vec<Listed>> {
+        self.inner.open_readers(environment).await
     }
 
     async fn close(&self, ending: Ending) -> Result<()> {

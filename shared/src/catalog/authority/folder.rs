@@ -10,6 +10,7 @@ use tokio::sync::Mutex;
 
 use super::{Commit, CommitAuthority, Native};
 use crate::catalog::batch::{Anchor, Batch};
+use crate::catalog::checkpoints::Listed;
 use crate::catalog::deadline::Deadline;
 use crate::catalog::format::SystemRecords;
 use crate::catalog::location::Location;
@@ -174,6 +175,10 @@ impl CommitAuthority for Folder {
 
     async fn checkpoint(&self, name: &str, lifetime: Option<Duration>) -> Result<()> {
         self.index.checkpoint(name, lifetime).await
+    }
+
+    async fn open_readers(&self, environment: &Environment) -> Result<Vec<Listed>> {
+        self.index.open_readers(environment).await
     }
 
     async fn close(&self, ending: Ending) -> Result<()> {

@@ -10,13 +10,14 @@ use slatedb::{Db, DbTransaction, ErrorKind as StoreErrorKind, IsolationLevel};
 use super::{Commit, CommitAuthority};
 use crate::Result;
 use crate::catalog::batch::{Anchor, Batch};
-use crate::catalog::checkpoints;
+use crate::catalog::checkpoints::{self, Listed};
 use crate::catalog::deadline::Deadline;
 use crate::catalog::key::{Key, System};
 use crate::catalog::location::Location;
 use crate::catalog::read::{Read, StoreReader};
 use crate::catalog::store::{Ending, close_writer, failed, open_writer};
 use crate::catalog::value::{Head, Migration, unframe};
+use crate::environment::Environment;
 
 /// A catalog whose writer this process holds.
 pub struct Native {
@@ -34,7 +35,7 @@ impl std::fmt::Debug for Native {
 impl Native {
     /// Takes the writer's epoch after `epoch`, fencing whoever holds it; `Fenced` if it is not the latest any more.
     pub async fn open(location: &Location, epoch: u64, deadline: Deadline) -> Result<Self> {
-        let db = open_writer(location, epoch, &deadline).await?;
+        let (db, deadline) = open_writer(location, epoch, &deadline).await?;
         Ok(Self { db, location: location.clone(), deadline })
     }
 
@@ -99,6 +100,10 @@ impl CommitAuthority for Native {
         let create = self.db.create_checkpoint(CheckpointScope::All, &options);
         let taken = self.deadline.wait(&format!("taking checkpoint {name}"), create).await?;
         checkpoints::supersede(&self.location, name, &taken.id.to_string(), &self.deadline).await
+    }
+
+    async fn open_readers(&self, environment: &Environment) -> Result<Vec<Listed>> {
+        checkpoints::open_readers(&self.location, environment, &self.deadline).await
     }
 
     async fn close(&self, ending: Ending) -> Result<()> {

@@ -5,18 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use slatedb::config::DbReaderOptions;
 use slatedb::{DbReader, DbReaderMode};
 use tokio::sync::Mutex;
 
 use super::{Commit, CommitAuthority};
 use crate::catalog::batch::{Anchor, Batch};
+use crate::catalog::checkpoints::{self, Listed};
 use crate::catalog::deadline::Deadline;
 use crate::catalog::location::Location;
 use crate::catalog::log::tail::{Tail, has_ended};
 use crate::catalog::log::{Log, Won, ended, origin_unknown};
 use crate::catalog::read::{Read, StoreReader};
-use crate::catalog::store::{Ending, behind, index_behind, open_reader, system_records};
+use crate::catalog::store::{Ending, behind, index_behind, open_reader, reader_options, system_records};
 use crate::environment::Environment;
 use crate::{Error, ErrorKind, Result};
 
@@ -52,8 +52,7 @@ impl std::fmt::Debug for Session {
 }
 
 async fn based(location: &Location, log: &Log, deadline: &Deadline) -> Result<(Arc<DbReader>, Tail)> {
-    let options = DbReaderOptions { manifest_poll_interval: NEVER, ..DbReaderOptions::default() };
-    let reader = open_reader(location, DbReaderMode::FollowLatest, options, deadline).await?;
+    let reader = open_reader(location, DbReaderMode::FollowLatest, reader_options(NEVER), deadline).await?;
     let tail = async {
         let index = StoreReader::following(Arc::clone(&reader), deadline.clone());
         let records = system_records(&index).await?;
@@ -152,6 +151,10 @@ impl CommitAuthority for Session {
 
     async fn checkpoint(&self, name: &str, _lifetime: Option<Duration>) -> Result<()> {
         Err(Error::new(ErrorKind::Internal, format!("checkpoint {name} is for whoever writes the index")))
+    }
+
+    async fn open_readers(&self, environment: &Environment) -> Result<Vec<Listed>> {
+        checkpoints::open_readers(&self.location, environment, &self.deadline).await
     }
 
     async fn close(&self, _ending: Ending) -> Result<()> {

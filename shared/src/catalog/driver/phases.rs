@@ -111,6 +111,7 @@ mod tests {
             }),
             head: Some(Head { snapshot_id: 7, batch_seq: 40 }),
             marker: None,
+            wal_elsewhere: false,
         }
     }
 

@@ -1,10 +1,12 @@
 //! The steps of one unit: bounded batches, cursor in the batch, no wait for durability between them.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 
 use super::check::Claims;
 use super::{Migrator, Outcome};
-use crate::catalog::authority::Commit;
+use crate::catalog::authority::{Commit, CommitAuthority};
 use crate::catalog::batch::{Anchor, Batch};
 use crate::catalog::key::System;
 use crate::catalog::read::{Fetch, Read, Rows};
@@ -27,16 +29,27 @@ impl Migrator<'_> {
         mut anchor: Anchor,
         marker: &Migration,
     ) -> Result<Outcome> {
-        let state = self.authority.pin().await?;
-        let mut claims = Claims::of(state.as_ref(), unit).await?;
-        let mut rows = state.scan(unit.source().after(&marker.cursor), Fetch::Ahead).await?;
+        let mut source = Source::default();
+        let mut looks = 0;
         loop {
             if self.must_stop() {
                 self.authority.settle().await?;
                 crash::reach("catalog-flushed").await;
                 return Ok(Outcome::Stopped);
             }
-            let Some(staged) = stage(state.as_ref(), unit, &mut claims, &mut rows).await? else { break };
+            let cursor = anchor.marker.as_ref().map_or(&marker.cursor, |marker| &marker.cursor);
+            let staged = match source.stage(self.authority, unit, cursor).await {
+                Ok(staged) => staged,
+                Err(error) => {
+                    // What was staged of this step is not committed: it is read again behind the cursor.
+                    looks += 1;
+                    self.look_again(looks, error).await?;
+                    source.state = None;
+                    continue;
+                }
+            };
+            looks = 0;
+            let Some(staged) = staged else { break };
             let next = anchor.advanced(Some(Migration { cursor: staged.last, ..marker.clone() }));
             let mut batch = staged.batch;
             let bytes = batch.bytes();
@@ -44,8 +57,9 @@ impl Migrator<'_> {
                 batch.put_system(System::Migration, marker);
             }
             batch.put_system(System::Head, &next.head);
+            self.checked.forget(&batch);
             match self.authority.commit(&anchor, batch).await? {
-                Commit::Committed => {}
+                Commit::Committed => self.checked.follow(&anchor),
                 Commit::Lost => return Ok(Outcome::Lost),
             }
             anchor = next;
@@ -55,6 +69,36 @@ impl Migrator<'_> {
         self.authority.settle().await?;
         crash::reach("catalog-flushed").await;
         Ok(Outcome::Reached)
+    }
+}
+
+/// The source range of a unit on a pinned state, and the entries that are claimed.
+#[derive(Default)]
+struct Source {
+    claims: Option<Claims>,
+    state: Option<(Arc<dyn Read>, Rows)>,
+}
+
+impl Source {
+    /// The next step's records behind a cursor; pins a state first where there is none.
+    async fn stage(
+        &mut self,
+        authority: &dyn CommitAuthority,
+        unit: &dyn Unit,
+        cursor: &[u8],
+    ) -> Result<Option<Staged>> {
+        let (state, rows) = match &mut self.state {
+            Some(state) => state,
+            none => {
+                let state = authority.pin().await?;
+                if self.claims.is_none() {
+                    self.claims = Some(Claims::of(state.as_ref(), unit).await?);
+                }
+                let rows = state.scan(unit.source().after(cursor), Fetch::Ahead).await?;
+                none.insert((state, rows))
+            }
+        };
+        stage(state.as_ref(), unit, self.claims.get_or_insert_default(), rows).await
     }
 }
 

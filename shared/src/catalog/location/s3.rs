@@ -9,7 +9,7 @@ use aws_credential_types::Credentials;
 use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider};
 use futures::lock::Mutex;
 use jiff::Timestamp;
-use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, AwsCredential};
+use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, AwsCredential, Checksum};
 use object_store::client::{
     ClientConfigKey, CredentialProvider, HttpConnector, HttpRequest, HttpRequestBody, ReqwestConnector,
 };
@@ -31,6 +31,10 @@ const BEFORE_THEY_END: Duration = Duration::from_secs(300);
 pub(super) async fn bucket(name: &str) -> ObjectResult<AmazonS3> {
     let config = aws::config(None).await;
     let mut builder = environment().with_bucket_name(name);
+    // A bucket with object lock takes no object without one.
+    if std::env::var_os("AWS_CHECKSUM_ALGORITHM").is_none_or(|algorithm| algorithm.is_empty()) {
+        builder = builder.with_checksum_algorithm(Checksum::SHA256);
+    }
     if let Some(region) = config.region() {
         builder = builder.with_region(region.as_ref());
     }

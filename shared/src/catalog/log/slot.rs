@@ -6,9 +6,9 @@ use bytes::Bytes;
 use prost::Message;
 
 use crate::catalog::batch::Batch;
-use crate::catalog::format::SystemRecords;
+use crate::catalog::format::{SystemRecords, options_key, says_elsewhere};
 use crate::catalog::key::{Key, LONGEST_KEY, System};
-use crate::catalog::value::{Format, Head, Migration, decoded, frame};
+use crate::catalog::value::{Format, Head, Migration, OptionScope, decoded, frame};
 use crate::{Error, ErrorKind, Result};
 
 /// Bytes of a transaction id.
@@ -77,10 +77,25 @@ impl CommitSlot {
         puts.chain(self.deletes.iter().map(|key| (key, None)))
     }
 
+    /// The last thing that it does to a key.
+    fn change_of(&self, key: &[u8]) -> Option<(&Bytes, Option<&Bytes>)> {
+        self.changes().filter(|(changed, _)| ***changed == *key).last()
+    }
+
     /// The last thing that it does to a system key.
     fn change(&self, key: System) -> Option<(&Bytes, Option<&Bytes>)> {
-        let key = Key::System(key).encode();
-        self.changes().filter(|(changed, _)| **changed == key).last()
+        self.change_of(&Key::System(key).encode())
+    }
+
+    fn wal_elsewhere(&self, sequence: u64, before: bool) -> Result<bool> {
+        match self.change_of(&options_key()) {
+            None => Ok(before),
+            Some((_, None)) => Ok(false),
+            Some((_, Some(value))) => {
+                let options: OptionScope = decoded(value).map_err(|why| corrupt(sequence, &why))?;
+                Ok(says_elsewhere(&options))
+            }
+        }
     }
 
     fn message<M: Message + Default>(&self, sequence: u64, key: System, old: Option<M>) -> Result<Option<M>> {
@@ -111,6 +126,7 @@ impl CommitSlot {
             format: self.message::<Format>(sequence, System::Format, records.format.clone())?,
             head: self.message::<Head>(sequence, System::Head, records.head)?,
             marker: self.message::<Migration>(sequence, System::Migration, records.marker.clone())?,
+            wal_elsewhere: self.wal_elsewhere(sequence, records.wal_elsewhere)?,
         };
         if after.head.map(|head| head.batch_seq) != Some(before.batch_seq + 1) {
             return Err(corrupt(sequence, "it does not move head by one batch"));
@@ -168,6 +184,7 @@ mod tests {
             }),
             head: Some(Head { snapshot_id: 7, batch_seq: 42 }),
             marker,
+            wal_elsewhere: false,
         }
     }
 

@@ -73,6 +73,11 @@ impl Registry {
         units.find(|unit| unit.source_formats().contains(&from) && unit.to_format() == to)
     }
 
+    /// The unit with a name.
+    pub fn named(&self, name: &str) -> Option<&dyn Unit> {
+        self.units.iter().map(AsRef::as_ref).find(|unit| unit.name() == name)
+    }
+
     /// The unit that leads from a format towards a target.
     fn towards(&self, from: u64, target: u64) -> Option<&dyn Unit> {
         let mut units = self.units.iter().map(AsRef::as_ref);
@@ -142,6 +147,25 @@ impl Registry {
         Ok(Stage::Resume(unit, marker.clone()))
     }
 
+    /// Units that a run to `target` would go on with or begin, in order; errors as those of [`Self::next`].
+    pub fn chain(&self, records: &SystemRecords, target: u64) -> Result<Vec<&dyn Unit>> {
+        let mut records = records.clone();
+        let mut chain = Vec::new();
+        loop {
+            let reached = match self.next(&records, target)? {
+                Stage::Done | Stage::Forget => return Ok(chain),
+                Stage::Stamp => LAST_ADDITIVE,
+                Stage::Start(unit) | Stage::Resume(unit, _) => {
+                    chain.push(unit);
+                    unit.to_format()
+                }
+            };
+            let format = records.format.take().unwrap_or_default();
+            let format = Format { format_version: reached, ..format };
+            records = SystemRecords { format: Some(format), marker: None, ..records };
+        }
+    }
+
     /// Names of everything that a run to `target` would do, in order; errors as those of [`Self::next`].
     pub fn plan(&self, records: &SystemRecords, target: u64) -> Result<Vec<String>> {
         let mut records = records.clone();
@@ -171,6 +195,7 @@ mod tests {
             format: Some(Format { format_version: version, ..Format::default() }),
             head: Some(Head::default()),
             marker: None,
+            wal_elsewhere: false,
         }
     }
 
