@@ -12,13 +12,10 @@ mod run;
 mod status;
 
 use clap::Subcommand;
+use metashift::Result;
 use metashift::layout::Tables;
 use metashift::layout::cutover;
-use metashift::layout::generation::{Leftovers, no_plan};
-use metashift::layout::plan::refused;
-use metashift::layout::records::plan::{Plan, State};
 use metashift::layout::records::segment::MismatchKind;
-use metashift::{Error, ErrorKind, Result};
 
 use crate::output::Output;
 
@@ -73,30 +70,6 @@ async fn release_expired(tables: &Tables, output: &Output) -> Result<()> {
         output.say(format!("released the barrier of the expired cutover {}", cutover.epoch));
     }
     Ok(())
-}
-
-/// The plan of a table whose marker is published; else the refusal of a command that is for after the marker.
-async fn final_plan(tables: &Tables) -> Result<Plan> {
-    let (left, plan) = Leftovers::load_with_plan(tables).await?;
-    match plan {
-        Some(plan) if plan.state == State::Final => Ok(plan),
-        plan if left.marker => {
-            Err(left.blockers(plan.as_ref(), true, true).into_iter().next().unwrap_or_else(no_plan))
-        }
-        Some(plan) => Err(before_marker(&plan)),
-        None => Err(no_plan()),
-    }
-}
-
-fn before_marker(plan: &Plan) -> Error {
-    if plan.state == State::Open {
-        return Error::new(
-            ErrorKind::PlanMismatch,
-            "v1 is the authority still: this is for after the cutover",
-        )
-        .next("compare the tables before it with metashift layout run --rehearse; cut over with --finalize");
-    }
-    refused(plan, State::Final)
 }
 
 /// What differs, in the word that the records use.
