@@ -124,7 +124,9 @@ fn audit_times(text: &str) -> std::result::Result<AuditTimes, String> {
         .map(|one| one.trim().parse().ok().filter(|seconds| AUDIT_SECONDS.contains(seconds)))
         .collect();
     times.filter(|times| times.len() <= MOST_AUDITS).map(AuditTimes).ok_or_else(|| {
-        format!("none, or up to {MOST_AUDITS} numbers of seconds with commas, each 60 to 2592000, are possible")
+        format!(
+            "none, or up to {MOST_AUDITS} numbers of seconds with commas, each 60 to 2592000, are possible"
+        )
     })
 }
 
