@@ -201,7 +201,7 @@ def case(function):
     return function
 
 
-# Without audits, which have cases of their own: they would go on beside the case that comes next.
+# Without audits, which have cases of their own: they would still run in the case that comes next.
 FINALIZE = {"mode": "finalize", "writesPaused": True, "rollout": {"acknowledged": True}, "auditAfterSeconds": []}
 
 

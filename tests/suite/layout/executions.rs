@@ -95,12 +95,17 @@ async fn the_audits_of_an_earlier_cutover_are_no_run_that_another_one_waits_for(
         loop {
             let all = machines.list_executions().state_machine_arn(&machine).send().await.unwrap();
             if let Some(other) = all.executions.iter().find(|one| one.execution_arn != audit) {
+                let started = machines.describe_execution().execution_arn(&other.execution_arn).send();
+                let input: Value = serde_json::from_str(started.await.unwrap().input().unwrap()).unwrap();
                 machines.stop_execution().execution_arn(&other.execution_arn).send().await.unwrap();
-                break;
+                break input;
             }
         }
     };
-    let (ended, ()) = tokio::join!(layout(&server, &lake, &["run", "--table", TABLE]), begun);
+    let finalize = ["run", "--table", TABLE, "--finalize", "--writes-paused", "--rollout-acknowledged"];
+    let finalize = [&finalize[..], &["--audit-after", "60,120"]].concat();
+    let (ended, started) = tokio::join!(layout(&server, &lake, &finalize), begun);
+    assert_eq!((&started["mode"], &started["auditAfterSeconds"]), (&json!("finalize"), &json!([60, 120])));
     assert_eq!(ended.0, Some(5), "it was stopped: {}", ended.1);
     assert!(ended.1["error"]["message"].as_str().unwrap().contains("stopped by somebody"), "{}", ended.1);
 }
