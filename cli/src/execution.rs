@@ -131,15 +131,7 @@ impl Machine {
 
     /// `Superseded` where an execution was started for something else.
     async fn check_same(&self, running: &str, input: &Value) -> Result<()> {
-        let found = self
-            .client
-            .describe_execution()
-            .execution_arn(running)
-            .send()
-            .await
-            .map_err(|error| failed("looking at the execution", &error))?;
-        let theirs: Value =
-            found.input().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+        let theirs = self.input_of(running).await?;
         match difference(&theirs, input) {
             None => Ok(()),
             Some((name, theirs, ours)) => Err(Error::new(
@@ -159,7 +151,25 @@ impl Machine {
             .send()
             .await
             .map_err(|error| failed("looking for a running execution", &error))?;
-        Ok(listed.executions().first().map(|one| one.execution_arn().to_owned()))
+        // The audits after a cutover wait for days, and stand in nothing's way.
+        for one in listed.executions() {
+            if self.input_of(one.execution_arn()).await?.get("mode").is_none_or(|mode| mode != "audit") {
+                return Ok(Some(one.execution_arn().to_owned()));
+            }
+        }
+        Ok(None)
+    }
+
+    /// What an execution was started with; null where that is not known.
+    async fn input_of(&self, execution: &str) -> Result<Value> {
+        let found = self
+            .client
+            .describe_execution()
+            .execution_arn(execution)
+            .send()
+            .await
+            .map_err(|error| failed("looking at the execution", &error))?;
+        Ok(found.input().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default())
     }
 
     /// Follows an execution and its successors to the end; gives the last one's output.

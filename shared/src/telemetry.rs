@@ -69,6 +69,8 @@ metrics! {
     AUTHORITY = "Authority", Count;
     /// Differences that a comparison found.
     MISMATCHES = "Mismatches", Count;
+    /// Differences that an audit after the marker found.
+    AUDIT_MISMATCHES = "AuditMismatches", Count;
     /// Catalog records moved.
     CATALOG_RECORDS_MOVED = "CatalogRecordsMoved", Count;
     /// Catalog batches committed.

@@ -76,7 +76,7 @@ class World:
 
     def default(self, step, payload):
         if step == "preflight":
-            state = "repairing" if payload["mode"] == "repair" else "open"
+            state = {"repair": "repairing", "audit": "final"}.get(payload["mode"], "open")
             return answer(plan={"segments": self.segments, "generation": 0, "state": state}, report={"items": 10})
         if step == "verify":
             return answer(mismatches=0)
@@ -90,6 +90,10 @@ class World:
             held = self.barrier == payload.get("epoch", self.barrier)
             self.barrier = None if held else self.barrier
             return answer(outcome="released" if held else "notHeld")
+        if step == "verify-prefix-reads":
+            return answer(after=None)
+        if step == "record-audit":
+            return answer(clean=True, mismatches=0, stamped=True)
         if step == "catalog-migrate-step":
             return answer("continue" if payload["mode"] == "inspect" else "done", format=8, unit="8-9", report={})
         return answer()
@@ -163,8 +167,17 @@ def run(world, given, name="dynamodb-layout", execution=None, limit=32_768):
     return result
 
 
+def audit(execution, limit=32_768):
+    """Follows the audits that a finalization started, as `run` does."""
+    arn = f"{machine('dynamodb-layout').replace('stateMachine', 'execution')}:{execution}-audit"
+    return follow_to_end(arn, limit) if arn in sfn._executions else None
+
+
 def follow(world, given, name, execution, limit):
-    arn = start(world, name, execution, {"version": 1, **given})
+    return follow_to_end(start(world, name, execution, {"version": 1, **given}), limit)
+
+
+def follow_to_end(arn, limit):
     for number in range(1, 1200):
         ended = wait_for(arn)
         for event in ended["events"]:
@@ -189,7 +202,8 @@ def case(function):
 
 
 CATALOG = {"store": "s3://bucket/catalog"}
-FINALIZE = {"mode": "finalize", "writesPaused": True, "rollout": {"acknowledged": True}}
+# Without audits, which have cases of their own: they would still run in the case that comes next.
+FINALIZE = {"mode": "finalize", "writesPaused": True, "rollout": {"acknowledged": True}, "auditAfterSeconds": []}
 
 
 @case
@@ -403,6 +417,117 @@ def a_table_that_is_final_is_read_by_prefix_and_nothing_else_is_done():
     world = World(preflight=[answer(plan=plan, report={})])
     assert run(world, FINALIZE)[0] == "done"
     assert world.steps() == ["preflight", "verify-prefix-reads"], world.steps()
+
+
+def input_of(execution):
+    arn = f"{machine('dynamodb-layout').replace('stateMachine', 'execution')}:{execution}"
+    return json.loads(sfn._executions[arn]["input"])
+
+
+AUDITED = {key: value for key, value in FINALIZE.items() if key != "auditAfterSeconds"}
+
+
+@case
+def a_finalization_is_audited_by_itself_after_an_hour_and_a_day():
+    world = World(segments=2)
+    status, output, _ = run(world, {**AUDITED, "layout": {"version": 1, "default": 4, "families": {}}, "pageSize": 50}, execution="seen")
+    assert status == "done" and output["audit"] == "seen-audit", output
+    status, output, executions = audit("seen")
+    assert (status, output["mode"], output["run"], executions) == ("done", "audit", "seen", 2), (status, output, executions)
+    assert input_of("seen-audit")["auditAfterSeconds"] == [3600, 86400]
+    assert [p["run"] for s, p in world.calls if s == "record-audit"] == ["audit-seen", "audit-seen-2"]
+    compared = [p for s, p in world.calls if s == "verify" and p.get("run", "").startswith("audit-")]
+    for name in ["audit-seen", "audit-seen-2"]:
+        walked = sorted((p["direction"], p["segment"]) for p in compared if p["run"] == name)
+        assert walked == [("v1", 0), ("v1", 1), ("v2", 0), ("v2", 1)], walked
+    assert all(p["mode"] == "rehearse" and p["pageSize"] == 50 and p["layout"]["default"] == 4 for p in compared), compared
+    assert sum(1 for s, p in world.calls if s == "preflight" and p["mode"] == "audit") == 2
+    assert world.count("install-barrier") == 1, "an audit blocks no writer"
+
+
+@case
+def the_audits_come_when_they_are_due():
+    waited, sleep = [], sfn._scaled_sleep
+    sfn._scaled_sleep = waited.append
+    try:
+        assert run(World(), {**AUDITED, "auditAfterSeconds": [60, 2_592_000]}, execution="due")[0] == "done"
+        assert audit("due")[0] == "done"
+    finally:
+        sfn._scaled_sleep = sleep
+    # Both count from the publish, not from each other.
+    first, second = sorted(seconds for seconds in waited if seconds >= 50)[:1] + sorted(waited)[-1:]
+    assert 50 <= first <= 60 and 2_591_900 <= second <= 2_592_000, waited
+
+
+@case
+def an_audit_that_finds_differences_ends_typed_and_names_the_command():
+    differs = [answer(clean=False, mismatches=3, stamped=False)]
+    world = World(verify=lambda payload, _: answer(mismatches=1) if payload.get("run", "").startswith("audit-") else None, record_audit=differs)
+    assert run(world, AUDITED, execution="late")[0] == "done", "the cutover is a success all the same"
+    status, cause, executions = audit("late")
+    assert (status, executions) == ("VerificationFailed", 1) and "metashift layout audit" in cause, (status, cause)
+    assert world.count("record-audit") == 1
+
+
+@case
+def an_audit_fails_pauses_and_hands_over_as_a_run_does():
+    for script, expected in [
+        ({"preflight": lambda payload, _: failure("AlreadyFinalized", "metashift layout run takes over")}, "AlreadyFinalized"),
+        ({"record_audit": lambda *_: failure("PlanMismatch")}, "PlanMismatch"),
+        ({"verify": lambda *_: failure("AccessDenied")}, "AccessDenied"),
+        ({"verify": lambda *_: answer("paused", mismatches=0)}, "paused"),
+    ]:
+        world = World(**script)
+        assert run(world, {"mode": "audit"})[0] == expected, expected
+        assert world.count("record-audit") == (1 if expected == "PlanMismatch" else 0)
+    turns = {}
+
+    def page(payload, _):
+        key = (payload["direction"], payload["segment"])
+        turns[key] = turns.get(key, 0) + 1
+        return answer("done" if turns[key] >= 3 else "continue", mismatches=0)
+
+    world = World(segments=2, verify=page)
+    status, output, executions = run(world, {"mode": "audit", "turnLimit": 1}, execution="by-hand")
+    assert (status, output["run"], executions) == ("done", "by-hand", 3), (status, output, executions)
+    assert {p["run"] for s, p in world.calls if s in ("verify", "record-audit")} == {"audit-by-hand"}
+    assert "by-hand-audit-1" in {e["name"] for e in sfn._executions.values()}, "under names that no run has"
+
+
+@case
+def an_audit_that_cannot_be_started_is_said():
+    starting = sfn._invoke_nested_start_execution
+
+    def refuse(resource, given):
+        if given["Name"].endswith("-audit"):
+            raise sfn._ExecutionError(error, "scripted")
+        return starting(resource, given)
+
+    sfn._invoke_nested_start_execution = refuse
+    try:
+        error = "StepFunctions.ExecutionLimitExceededException"
+        status, cause, _ = run(World(), AUDITED)
+        assert status == error and "The marker is published" in cause and "metashift layout audit" in cause, (status, cause)
+        error = "StepFunctions.ExecutionAlreadyExistsException"
+        status, output, _ = run(World(), AUDITED, execution="twice")
+        assert (status, output["audit"]) == ("done", "twice-audit"), (status, output)
+    finally:
+        sfn._invoke_nested_start_execution = starting
+
+
+@case
+def the_times_of_the_audits_are_checked():
+    for given in [59, 2_592_001, "60", None, 60.5, [60, "61"], [60] * 6, [-60], {}, True]:
+        world = World()
+        status = run(world, {**AUDITED, "auditAfterSeconds": given})[0]
+        assert status == "InvalidInput" and world.calls == [], (given, status)
+    assert run(World(), {"mode": "audit", "auditAfterSeconds": []})[0] == "InvalidInput"
+    for given, executions in [([60], 1), ([2_592_000] * 5, 5), (60, 1)]:
+        name = f"times-{executions}-{time.monotonic_ns()}"
+        assert run(World(), {**AUDITED, "auditAfterSeconds": given}, execution=name)[1]["audit"] == f"{name}-audit"
+        assert audit(name)[::2] == ("done", executions), given
+    status, output, _ = run(World(), FINALIZE, execution="unaudited")
+    assert status == "done" and output["audit"] is None and audit("unaudited") is None, output
 
 
 @case

@@ -42,7 +42,7 @@ MANIFESTS = ["lance-manifest", "lance-manifest-latest", "lance-manifest-cleanup"
 SLOWLY = {"pageSize": 10, "maxPages": 5}
 PAGES = {"pageSize": 20, "maxPages": 4}
 LOCAL = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_REGION": "us-east-1"}
-CUTOVER = {"mode": "finalize", "cutoverUnderLoad": True, "rollout": {"acknowledged": True}}
+CUTOVER = {"mode": "finalize", "cutoverUnderLoad": True, "rollout": {"acknowledged": True}, "auditAfterSeconds": [60, 90]}
 
 
 class Stack:
@@ -493,6 +493,27 @@ def a_finalized_table_is_not_finalized_again(stack):
     assert stack.release("cutover-a") == "published"
 
 
+def the_machine_audits_by_itself_and_the_plan_records_it(stack):
+    listed = stack.machines.list_executions(stateMachineArn=arn_of("dynamodb-layout"), maxResults=1_000)["executions"]
+    audits = [one["executionArn"] for one in listed if one["name"] in ("cutover-a-audit", "cutover-b-audit")]
+    ended = [stack.follow(arn) for arn in audits]
+    assert ended and all(status == "done" and executions >= 2 for status, _, executions in ended), ended
+    assert json.loads(stack.value(PLAN))["audited"]["run"].startswith("audit-cutover-")
+    assert [record["AuditMismatches"] for record in stack.reported("record-audit")] == [0.0] * 2 * len(audits)
+
+
+def an_audit_finds_what_a_v1_only_node_wrote(stack):
+    recorded = json.loads(stack.value(PLAN))["audited"]
+    key = {"pk": {"S": "tbl/v1-only"}}
+    stack.dynamodb.put_item(TableName=TABLE, Item={**key, "val": {"B": b"v"}})
+    status, cause, _ = stack.paste("StartAudit", "finds")
+    assert status == "VerificationFailed" and "metashift layout audit" in cause, (status, cause)
+    assert max(record["AuditMismatches"] for record in stack.reported("record-audit")) == 1.0
+    stack.dynamodb.delete_item(TableName=TABLE, Key=key)
+    assert stack.paste("StartAudit", "finds-nothing")[0] == "done"
+    assert json.loads(stack.value(PLAN))["audited"] == recorded
+
+
 def both_tables_hold_the_same(stack):
     # The writers delete more than they create.
     assert (count := len(stack.items(COMPANION))) > ITEMS // 2, count
@@ -501,7 +522,7 @@ def both_tables_hold_the_same(stack):
 
 def every_function_reports_its_metrics(stack):
     layout = ["preflight", "backfill-page", "verify", "repair-page", "finish-repair", "check-rollout", "install-barrier"]
-    layout += ["publish-marker", "release-barrier", "verify-prefix-reads"]
+    layout += ["publish-marker", "release-barrier", "verify-prefix-reads", "record-audit"]
     for migration, phase in [*(("layout", step) for step in layout), ("catalog", "step")]:
         records = list(stack.reported(phase))
         assert records, phase
@@ -554,6 +575,8 @@ CASES = [
     a_repair_looks_mends_and_compares,
     of_two_cutovers_at_once_one_publishes_though_the_answer_is_lost,
     a_finalized_table_is_not_finalized_again,
+    the_machine_audits_by_itself_and_the_plan_records_it,
+    an_audit_finds_what_a_v1_only_node_wrote,
     both_tables_hold_the_same,
     an_empty_catalog_in_s3_reaches_the_newest_format,
     a_catalog_of_format_8_reaches_12_through_a_killed_step_and_hand_overs,

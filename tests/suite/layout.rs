@@ -1,5 +1,6 @@
 //! The layout migration against a DynamoDB-compatible server.
 
+mod audits;
 mod backfill_races;
 mod commands;
 mod controls;

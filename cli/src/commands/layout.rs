@@ -12,12 +12,9 @@ mod run;
 mod status;
 
 use clap::Subcommand;
+use metashift::Result;
 use metashift::layout::Tables;
-use metashift::layout::generation::{Leftovers, no_plan};
-use metashift::layout::plan::refused;
-use metashift::layout::records::plan::{Plan, State};
 use metashift::layout::records::segment::MismatchKind;
-use metashift::{Error, ErrorKind, Result};
 
 use crate::output::Output;
 
@@ -64,30 +61,6 @@ pub(crate) async fn run(command: LayoutCommand, output: &Output) -> Result<()> {
         LayoutCommand::Retire(args) => retire::run(args, output).await,
         LayoutCommand::RollbackPlan(args) => rollback_plan::run(args, output).await,
     }
-}
-
-/// The plan of a table whose marker is published; else the refusal of a command that is for after the marker.
-async fn final_plan(tables: &Tables) -> Result<Plan> {
-    let (left, plan) = Leftovers::load_with_plan(tables).await?;
-    match plan {
-        Some(plan) if plan.state == State::Final => Ok(plan),
-        plan if left.marker => {
-            Err(left.blockers(plan.as_ref(), true, true).into_iter().next().unwrap_or_else(no_plan))
-        }
-        Some(plan) => Err(before_marker(&plan)),
-        None => Err(no_plan()),
-    }
-}
-
-fn before_marker(plan: &Plan) -> Error {
-    if plan.state == State::Open {
-        return Error::new(
-            ErrorKind::PlanMismatch,
-            "v1 is the authority still: this is for after the cutover",
-        )
-        .next("compare the tables before it with metashift layout run --rehearse; cut over with --finalize");
-    }
-    refused(plan, State::Final)
 }
 
 /// What differs, in the word that the records use.

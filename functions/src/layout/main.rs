@@ -7,6 +7,7 @@ mod finish_repair;
 mod install_barrier;
 mod preflight;
 mod publish_marker;
+mod record_audit;
 mod release_barrier;
 mod repair_page;
 mod verify;
@@ -54,6 +55,7 @@ async fn step(context: &Context, raw: Value, deadline_millis: u64) -> Result<Ste
         "publish-marker" => publish_marker::run(context, raw).await,
         "release-barrier" => release_barrier::run(context, raw).await,
         "verify-prefix-reads" => verify_prefix_reads::run(context, raw, &budget).await,
+        "record-audit" => record_audit::run(context, raw).await,
         other => {
             Err(Error::new(ErrorKind::InvalidInput, format!("METASHIFT_STEP is {other:?}, which is no step"))
                 .next("deploy the template as it is"))

@@ -369,6 +369,27 @@ pub async fn remove_foreign_barrier(tables: &Tables) -> Result<bool> {
     }
 }
 
+/// The plan of a table whose marker is published; looks only.
+///
+/// Else the refusal of what is for after the marker: `AlreadyFinalized` where another migrator published it and no run has
+/// taken the table over, `PlanMismatch` before the cutover.
+pub async fn final_plan(tables: &Tables) -> Result<Plan> {
+    let (left, plan) = Leftovers::load_with_plan(tables).await?;
+    match plan {
+        Some(plan) if plan.state == State::Final => Ok(plan),
+        plan if left.marker => {
+            Err(left.blockers(plan.as_ref(), true, true).into_iter().next().unwrap_or_else(no_plan))
+        }
+        Some(plan) if plan.state == State::Open => Err(Error::new(
+            ErrorKind::PlanMismatch,
+            "v1 is the authority still: this is for after the cutover",
+        )
+        .next("compare the tables before it with metashift layout run --rehearse; cut over with --finalize")),
+        Some(plan) => Err(plan::refused(&plan, State::Final)),
+        None => Err(no_plan()),
+    }
+}
+
 /// Records in the plan that a comparison after the marker found no difference; false where it is not complete and clean.
 ///
 /// Only a comparison that began after the marker counts. An earlier stamp is kept.

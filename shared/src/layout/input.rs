@@ -85,6 +85,8 @@ pub enum RunMode {
     Finalize,
     /// Ends a cutover.
     Abort,
+    /// Compares after the marker.
+    Audit,
 }
 
 /// Which comparison a verify step makes.
@@ -291,6 +293,11 @@ inputs! {
         #[serde(default)]
         after: Option<String>,
     }
+    /// `record-audit`.
+    RecordAuditInput {
+        /// Id of the audit: of the comparison that is done.
+        run: String,
+    }
 }
 
 /// The event that Step Functions sends when an execution has ended, as an input of `release-barrier`.
@@ -411,12 +418,13 @@ mod tests {
                 "publish-marker" => parses::<PublishMarkerInput>(raw),
                 "release-barrier" => parses::<ReleaseBarrierInput>(raw),
                 "verify-prefix-reads" => parses::<VerifyPrefixReadsInput>(raw),
+                "record-audit" => parses::<RecordAuditInput>(raw),
                 _ => continue,
             };
             parsed.unwrap_or_else(|error| panic!("{name}: {error}"));
             seen += 1;
         }
-        assert!(seen >= 10, "{seen} examples");
+        assert!(seen >= 11, "{seen} examples");
     }
 
     /// Every step refuses what it is not made for, and nothing else happens.
@@ -436,6 +444,7 @@ mod tests {
         typed::<PublishMarkerInput>(raw);
         typed::<ReleaseBarrierInput>(raw);
         typed::<VerifyPrefixReadsInput>(raw);
+        typed::<RecordAuditInput>(raw);
         match release_of_event(raw, Some("lake"), None) {
             Ok(release) => release.iter().for_each(typed::<ReleaseBarrierInput>),
             Err(error) => assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}"),

@@ -13,8 +13,8 @@ use super::cutover::{self, Evidence, Installed, Minute, Published, Released, Sta
 use super::generation::{self, DEFAULT_SEGMENTS, PlanWish, load_plan, no_plan};
 use super::input::{
     BackfillPageInput, CheckRolloutInput, Direction, FinishRepairInput, InstallBarrierInput, MetricInput,
-    PreflightInput, PublishMarkerInput, Reason, ReleaseBarrierInput, RepairPageInput, RunMode, VerifyInput,
-    VerifyMode, VerifyPrefixReadsInput,
+    PreflightInput, PublishMarkerInput, Reason, RecordAuditInput, ReleaseBarrierInput, RepairPageInput,
+    RunMode, VerifyInput, VerifyMode, VerifyPrefixReadsInput,
 };
 use super::plan::{Seen, refused};
 use super::preflight::{Accepted, Report, preflight as look};
@@ -24,7 +24,7 @@ use super::tables::Tables;
 use super::transaction::Side;
 use super::verify::BARRIER_HELD;
 use super::walk::{DEFAULT_PAGE_SIZE, STEP, SegmentInput, check_page_size};
-use super::{repair, verify as comparison};
+use super::{repair, status, verify as comparison};
 use crate::environment::{Environment, elapsed};
 use crate::step::{Budget, Status, StepOutput};
 use crate::telemetry::{self, Metric};
@@ -53,6 +53,12 @@ pub async fn preflight(
         // An abort must work whatever else is wrong.
         let plan = load_plan(&tables).await?.map(|stored| stored.record);
         return Ok(finish(&tables, StepOutput::new(Status::Done).with("plan", plan_json(plan.as_ref()))));
+    }
+    if input.mode == RunMode::Audit {
+        // Only the plan counts after the marker. Looking takes no table over.
+        let plan = generation::final_plan(&tables).await?;
+        generation::check_plan(&plan, &tables)?;
+        return Ok(finish(&tables, StepOutput::new(Status::Done).with("plan", plan_json(Some(&plan)))));
     }
     let report = look(&tables, accepted, writes_per_second).await?;
     let mut output = StepOutput::new(Status::Done);
@@ -313,6 +319,34 @@ pub async fn verify_prefix_reads(
     Ok(finish(&tables, output.with("families", families)))
 }
 
+/// Says what an audit after the marker found, and records the first one that found nothing in the plan.
+///
+/// A difference is no error here: it is a number, and `clean` is false. An audit that is not done, or began before the
+/// marker, says nothing about the tables: `PlanMismatch`.
+pub async fn record_audit(tables: &Tables, input: RecordAuditInput) -> Result<StepOutput> {
+    cutover::check_id("run", &input.run)?;
+    let tables = tables.metered();
+    let plan = generation::final_plan(&tables).await?;
+    generation::check_plan(&plan, &tables)?;
+    let summary = status::rehearsal(&tables, &plan, &input.run).await?;
+    if !(summary.is_complete() && summary.after_marker) {
+        let what = if summary.is_complete() {
+            "began before the marker".to_owned()
+        } else {
+            format!("is not done: {} of {} segments are", summary.done, summary.segments)
+        };
+        return Err(Error::new(ErrorKind::PlanMismatch, format!("the audit {} {what}", input.run))
+            .next("metashift layout audit"));
+    }
+    let clean = summary.mismatched == 0;
+    let stamped = plan.audited.is_some() || (clean && generation::stamp_audit(&tables, &input.run).await?);
+    let output = StepOutput::new(Status::Done)
+        .with("clean", clean)
+        .with("mismatches", summary.mismatched)
+        .with("stamped", stamped);
+    Ok(finish(&tables, output))
+}
+
 fn finish(tables: &Tables, mut output: StepOutput) -> StepOutput {
     output.consumed = tables.usage().consumed;
     output
@@ -337,6 +371,8 @@ pub fn metrics(
         }
         Ok(output) => {
             let number = |name: &str| output.details.get(name).and_then(Value::as_f64);
+            // A verdict on the whole, which record-audit gives; the pages of a comparison give none.
+            let is_audit = output.details.contains_key("clean");
             let of_step =
                 |name: &str| output.details.get(STEP).and_then(|step| step.get(name)).and_then(Value::as_f64);
             values.extend([
@@ -352,7 +388,8 @@ pub fn metrics(
                 (telemetry::CONFLICTS, of_step("conflicts")),
                 (telemetry::PAGES, of_step("pages")),
                 (telemetry::BARRIER_HELD_SECONDS, number(BARRIER_HELD)),
-                (telemetry::MISMATCHES, number("mismatches")),
+                (telemetry::MISMATCHES, number("mismatches").filter(|_| !is_audit)),
+                (telemetry::AUDIT_MISMATCHES, number("mismatches").filter(|_| is_audit)),
             ] {
                 values.extend(value.map(|value| (metric, value)));
             }

@@ -76,6 +76,7 @@ pub const ALL: &[Calls] = &[
         &[(V1, &["GetItem", "BatchGetItem", "ConditionCheckItem"]), (V1Internal, &["PutItem", "DeleteItem"])],
     ),
     ("verify-prefix-reads", &[(V1, &["GetItem", "BatchGetItem"]), (V2, &["Query"])]),
+    ("record-audit", &[(V1, &["GetItem", "BatchGetItem"]), (V1Internal, &["PutItem"])]),
     (
         "catalog-migrate-step",
         &[

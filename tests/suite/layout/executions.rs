@@ -28,10 +28,8 @@ async fn layout(server: &Server, lake: &Lake, arguments: &[&str]) -> (Option<i32
     (output.status.code(), last.unwrap_or_default())
 }
 
-#[tokio::test]
-async fn a_run_follows_an_execution_of_its_own_mode_and_table_and_refuses_any_other() {
-    let server = Server::start().await;
-    let lake = Lake::with_items(5).await;
+/// A client, and the ARN of a machine that waits.
+async fn waiting_machine(server: &Server) -> (Client, String) {
     let config = aws_sdk_sfn::Config::builder()
         .behavior_version(BehaviorVersion::latest())
         .region(Region::from_static("us-east-1"))
@@ -44,6 +42,14 @@ async fn a_run_follows_an_execution_of_its_own_mode_and_table_and_refuses_any_ot
         .role_arn("arn:aws:iam::000000000000:role/test")
         .definition(WAITING);
     let machine = machine.send().await.unwrap().state_machine_arn;
+    (machines, machine)
+}
+
+#[tokio::test]
+async fn a_run_follows_an_execution_of_its_own_mode_and_table_and_refuses_any_other() {
+    let server = Server::start().await;
+    let lake = Lake::with_items(5).await;
+    let (machines, machine) = waiting_machine(&server).await;
     let companion = format!("{TABLE}_prefix_v2");
     let input = json!({ "version": 1, "table": TABLE, "companion": companion, "mode": "backfill" });
     let running =
@@ -132,4 +138,32 @@ async fn who_follows_an_execution_outlasts_throttling_and_says_that_a_token_has_
     let (code, said) = followed(99, "ExpiredTokenException").await;
     assert_eq!((code, said["error"]["name"].as_str()), (Some(2), Some("AccessDenied")), "{said}");
     assert!(said["error"]["next"].as_str().unwrap().contains("sign in again"), "{said}");
+}
+
+#[tokio::test]
+async fn the_audits_of_an_earlier_cutover_are_no_run_that_another_one_waits_for() {
+    let server = Server::start().await;
+    let lake = Lake::with_items(5).await;
+    let (machines, machine) = waiting_machine(&server).await;
+    let input = json!({ "version": 1, "table": TABLE, "mode": "audit" });
+    let audit =
+        machines.start_execution().state_machine_arn(&machine).name("seen-audit").input(input.to_string());
+    let audit = audit.send().await.unwrap().execution_arn;
+    let begun = async {
+        loop {
+            let all = machines.list_executions().state_machine_arn(&machine).send().await.unwrap();
+            if let Some(other) = all.executions.iter().find(|one| one.execution_arn != audit) {
+                let started = machines.describe_execution().execution_arn(&other.execution_arn).send();
+                let input: Value = serde_json::from_str(started.await.unwrap().input().unwrap()).unwrap();
+                machines.stop_execution().execution_arn(&other.execution_arn).send().await.unwrap();
+                break input;
+            }
+        }
+    };
+    let finalize = ["run", "--table", TABLE, "--finalize", "--writes-paused", "--rollout-acknowledged"];
+    let finalize = [&finalize[..], &["--audit-after", "60,120"]].concat();
+    let (ended, started) = tokio::join!(layout(&server, &lake, &finalize), begun);
+    assert_eq!((&started["mode"], &started["auditAfterSeconds"]), (&json!("finalize"), &json!([60, 120])));
+    assert_eq!(ended.0, Some(5), "it was stopped: {}", ended.1);
+    assert!(ended.1["error"]["message"].as_str().unwrap().contains("stopped by somebody"), "{}", ended.1);
 }

@@ -6,7 +6,7 @@ use clap::Args;
 use metashift::Result;
 use metashift::layout::Tables;
 use metashift::layout::cutover::check_id;
-use metashift::layout::generation::{PlanWish, stamp_audit};
+use metashift::layout::generation::{PlanWish, final_plan, stamp_audit};
 use metashift::layout::preflight::Accepted;
 use metashift::layout::records::plan::Plan;
 use metashift::layout::records::segment::MismatchKind;
@@ -47,7 +47,7 @@ async fn next_id(tables: &Tables, plan: &Plan, named: Option<String>) -> Result<
 
 pub(crate) async fn run(args: AuditArgs, output: &Output) -> Result<()> {
     let tables = args.tables.tables().await?;
-    let plan = super::final_plan(&tables).await?;
+    let plan = final_plan(&tables).await?;
     let id = next_id(&tables, &plan, args.audit_id).await?;
     let layout = tables.layout().clone();
     let run = Run {

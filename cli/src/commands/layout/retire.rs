@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use jiff::Timestamp;
 use metashift::environment::elapsed;
+use metashift::layout::generation::final_plan;
 use metashift::layout::key::RESERVED_PREFIX;
 use metashift::layout::status::rehearsal;
 use metashift::layout::transaction::Side;
@@ -29,7 +30,7 @@ pub(crate) struct RetireArgs {
 
 pub(crate) async fn run(args: RetireArgs, output: &Output) -> Result<()> {
     let tables = args.tables.tables().await?;
-    let plan = super::final_plan(&tables).await?;
+    let plan = final_plan(&tables).await?;
     let since = plan.taken_over_at.or(plan.cutover.as_ref().map(|cutover| cutover.installed_at)).ok_or_else(
         || Error::new(ErrorKind::Corruption, "a final plan says when neither it nor its takeover was"),
     )?;

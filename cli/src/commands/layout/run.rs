@@ -99,6 +99,35 @@ pub(crate) struct RunArgs {
     /// Id of the cutover; a random one unless named, and never one that was used.
     #[arg(long, requires_all = ["finalize", "local"])]
     epoch: Option<String>,
+    /// Seconds after the marker at which the state machine compares the tables again: up to 5 numbers with commas, each
+    /// 60 to 2,592,000, or none; an hour and a day (3600,86400) unless given.
+    #[arg(long, value_name = "SECONDS", requires = "finalize", conflicts_with = "local", value_parser = audit_times)]
+    audit_after: Option<AuditTimes>,
+}
+
+/// When the state machine audits, in seconds after the marker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct AuditTimes(Vec<u32>);
+
+/// Most audits that a finalization asks for.
+const MOST_AUDITS: usize = 5;
+
+/// The state machine takes the same numbers.
+const AUDIT_SECONDS: std::ops::RangeInclusive<u32> = 60..=2_592_000;
+
+fn audit_times(text: &str) -> std::result::Result<AuditTimes, String> {
+    if text == "none" {
+        return Ok(AuditTimes(Vec::new()));
+    }
+    let times: Option<Vec<u32>> = text
+        .split(',')
+        .map(|one| one.trim().parse().ok().filter(|seconds| AUDIT_SECONDS.contains(seconds)))
+        .collect();
+    times.filter(|times| times.len() <= MOST_AUDITS).map(AuditTimes).ok_or_else(|| {
+        format!(
+            "none, or up to {MOST_AUDITS} numbers of seconds with commas, each 60 to 2592000, are possible"
+        )
+    })
 }
 
 /// Families that the end of a cutover names to a person.
@@ -140,6 +169,9 @@ fn machine_input(args: &RunArgs, layout: &Layout) -> Value {
         set("writesPaused", json!(args.writes_paused));
         set("cutoverUnderLoad", json!(args.under_load));
         set("deadlineSeconds", json!(args.deadline));
+        if let Some(AuditTimes(seconds)) = &args.audit_after {
+            set("auditAfterSeconds", json!(seconds));
+        }
         set("onFailure", json!(if args.hold { "hold" } else { "release" }));
         set(
             "rollout",
@@ -188,7 +220,8 @@ pub(crate) async fn execute(
             Some("backfill") => "done; next: the same with --rehearse compares, with --finalize cuts over",
             Some("rehearse") => "done: no difference; next: the same with --finalize cuts over",
             Some("finalize") => {
-                "done: v2 is the authority, for good; next: restart pods so that they read v2, then resume writes"
+                "done: v2 is the authority, for good; next: restart pods so that they read v2, then resume writes; the \
+                 state machine audits by itself, unless it was told none"
             }
             _ => "done; metashift layout status shows where it is",
         },
@@ -312,7 +345,8 @@ pub(crate) fn show_finished(output: &Output, finished: &Finished) {
             ("first prefix reads", shown.collect::<Vec<_>>().join(", ")),
             (
                 "next",
-                "restart pods so that they read v2, then resume writes; keep v1 for a retention horizon"
+                "restart pods so that they read v2, then resume writes; after an hour and a day metashift layout \
+                 audit; keep v1 for a retention horizon"
                     .to_owned(),
             ),
         ],
@@ -326,4 +360,20 @@ pub(crate) fn show_finished(output: &Output, finished: &Finished) {
 
 fn family_json(read: &FamilyRead) -> Value {
     json!({ "family": read.family, "verified": read.verified, "read": read.read, "whole": read.whole })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_times_of_audits_are_those_that_the_machine_takes() {
+        let times = |text: &str| audit_times(text).map(|times| times.0);
+        assert_eq!(times("none"), Ok(vec![]));
+        assert_eq!(times("60, 2592000"), Ok(vec![60, 2_592_000]));
+        assert_eq!(times("60,60,60,60,60").unwrap().len(), MOST_AUDITS);
+        for text in ["", "0", "1", "59", "2592001", "4294967296", "60,", "-60", "1h", "60,60,60,60,60,60"] {
+            assert!(times(text).is_err(), "{text}");
+        }
+    }
 }
