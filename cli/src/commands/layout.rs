@@ -13,7 +13,6 @@ mod status;
 
 use clap::Subcommand;
 use metashift::Result;
-use metashift::layout::Tables;
 use metashift::layout::records::segment::MismatchKind;
 
 use crate::output::Output;

@@ -92,7 +92,10 @@ fn invalid(text: &str, why: &str) -> Error {
 fn checked(text: &str) -> Result<Url> {
     let url = Url::parse(text).map_err(|error| invalid(text, &error.to_string()))?;
     if url.query().is_some() || url.fragment().is_some() {
-        return Err(invalid(text, "has a query or a fragment; a directory with ? or # in its name cannot be used"));
+        return Err(invalid(
+            text,
+            "has a query or a fragment; a directory with ? or # in its name cannot be used",
+        ));
     }
     if !url.username().is_empty() || url.password().is_some() {
         return Err(invalid(
@@ -181,7 +184,6 @@ mod tests {
             assert!(!root.exists(), "{odd}: something was made");
         }
     }
-
 
     #[tokio::test]
     async fn a_path_with_more_than_one_spelling_is_refused() {
