@@ -162,7 +162,9 @@ async fn the_audits_of_an_earlier_cutover_are_no_run_that_another_one_waits_for(
     };
     let finalize = ["run", "--table", TABLE, "--finalize", "--writes-paused", "--rollout-acknowledged"];
     let finalize = [&finalize[..], &["--audit-after", "60,120"]].concat();
+    let begun = tokio::time::timeout(Duration::from_secs(30), begun);
     let (ended, started) = tokio::join!(layout(&server, &lake, &finalize), begun);
+    let started = started.unwrap_or_else(|_| panic!("no run was started: {}", ended.1));
     assert_eq!((&started["mode"], &started["auditAfterSeconds"]), (&json!("finalize"), &json!([60, 120])));
     assert_eq!(ended.0, Some(5), "it was stopped: {}", ended.1);
     assert!(ended.1["error"]["message"].as_str().unwrap().contains("stopped by somebody"), "{}", ended.1);
