@@ -343,15 +343,14 @@ pub async fn remove_foreign_barrier(tables: &Tables) -> Result<bool> {
         if left.marker || !left.has_foreign_barrier(stored.as_ref().map(|stored| &stored.record)) {
             return Ok(false);
         }
-        let transaction = match &stored {
-            Some(stored) => transition(Some(&stored.bytes), &stored.record, Beside::ReleaseBarrier)?,
-            None => {
-                let plan = Action::v1(PLAN_KEY, Write::Check, Condition::Absent, Role::Record);
-                let mut release =
-                    transition(None, &first_plan(tables, DEFAULT_SEGMENTS), Beside::ReleaseBarrier)?;
-                release.actions.splice(..1, [plan]);
-                release
-            }
+        let transaction = if let Some(stored) = &stored {
+            transition(Some(&stored.bytes), &stored.record, Beside::ReleaseBarrier)?
+        } else {
+            let plan = Action::v1(PLAN_KEY, Write::Check, Condition::Absent, Role::Record);
+            let mut release =
+                transition(None, &first_plan(tables, DEFAULT_SEGMENTS), Beside::ReleaseBarrier)?;
+            release.actions.splice(..1, [plan]);
+            release
         };
         match tables.transact(&transaction, &tables.environment().id()).await? {
             Ok(()) => return Ok(true),

@@ -152,9 +152,10 @@ impl Walker {
         // A record that was made with the plan has the plan's generation in its key or in its id; one of an earlier version
         // does not say how many segments there are.
         let record = &stored.record;
-        let same = match made {
-            true => record.total == input.segments || record.total == 0,
-            false => record.is_of(input.segments, generation),
+        let same = if made {
+            record.total == input.segments || record.total == 0
+        } else {
+            record.is_of(input.segments, generation)
         };
         if !same {
             return Err(Error::new(

@@ -48,6 +48,7 @@ fn traced(arguments: &[&str]) -> Vec<PathBuf> {
         child
             .args(["-c", "kill -STOP $$; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_metashift")])
             .args(&arguments);
+        #[allow(clippy::zombie_processes, reason = "it is waited for below, with its threads")]
         let child = child.stdout(std::process::Stdio::null()).spawn().unwrap();
         let main = pid_t::try_from(child.id()).unwrap();
         let (stopped, status) = wait().unwrap();

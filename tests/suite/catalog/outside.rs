@@ -149,7 +149,7 @@ impl ObjectStore for Restless {
     async fn get_opts(&self, from: &Path, options: GetOptions) -> object_store::Result<GetResult> {
         if from.as_ref().contains("/compacted/") {
             let read = self.reads.fetch_add(1, Ordering::SeqCst) + 1;
-            if read % self.every == 0 && self.replaced.load(Ordering::SeqCst) < self.most {
+            if read.is_multiple_of(self.every) && self.replaced.load(Ordering::SeqCst) < self.most {
                 self.replaced.fetch_add(1, Ordering::SeqCst);
                 let inner = Arc::clone(&self.inner);
                 // As a task of its own: the replacing does not weigh on the stack of the reader.

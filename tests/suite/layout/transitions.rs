@@ -227,9 +227,9 @@ async fn verification_publish_and_release_need_the_epoch_that_holds_the_barrier(
             }
             // An epoch that holds no barrier is out of use from then on; that is in the plan and nowhere else.
             let cancels = state.is_some_and(|state| !matches!(state, State::Finalizing | State::Final));
-            if epoch.is_some() && cancels {
+            if let Some(epoch) = epoch.filter(|_| cancels) {
                 let plan = lake.plan().await.unwrap();
-                assert_eq!((Some(plan.state), plan.has_ended(epoch.unwrap())), (state, true));
+                assert_eq!((Some(plan.state), plan.has_ended(epoch)), (state, true));
             } else {
                 assert!(before == lake.everything().await, "{epoch:?} from {state:?}");
             }

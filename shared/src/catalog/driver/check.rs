@@ -17,7 +17,7 @@ use crate::{Error, ErrorKind, Result};
 /// Rows between two looks at the clock.
 const LOOK: u64 = 4096;
 /// Names that one error lists; the others are counted.
-const LISTED: usize = 20;
+const LISTED: usize = 10;
 
 /// What the pass counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
