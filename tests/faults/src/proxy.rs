@@ -204,6 +204,15 @@ impl Shared {
                 released.wait_for(|released| *released).await?;
                 self.forward(&request, body).await.map(whole)
             }
+            Fault::Stray { millis } => {
+                let in_flight = InFlight::new(&self);
+                tokio::spawn(async move {
+                    let _in_flight = in_flight;
+                    tokio::time::sleep(Duration::from_millis(millis)).await;
+                    let _unseen = self.forward(&request, body).await;
+                });
+                Err("on its way alone".into())
+            }
             Fault::Status { status, forwarded } => {
                 if forwarded {
                     self.forward(&request, body).await?;

@@ -19,6 +19,11 @@ pub enum Fault {
     },
     /// It is forwarded once the rule is released; the client may be gone by then.
     Hold,
+    /// The connection is closed at once, and it is forwarded so many milliseconds late.
+    Stray {
+        /// Milliseconds.
+        millis: u64,
+    },
     /// An answer with this status and no body that a client knows; `forwarded`: after the request was done.
     Status {
         /// HTTP status.

@@ -11,7 +11,8 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 use super::checker::{Call, Operation, Value};
-use super::{Stage, tables_through};
+use super::Stage;
+use super::cast::tables_at;
 
 /// The keys that nodes fight over, in several families and buckets.
 pub(super) const KEYS: [&str; 8] = [
@@ -45,6 +46,7 @@ pub(super) struct Node {
     name: String,
     store: MetaStore,
     random: SmallRng,
+    seed: u64,
     /// What it last saw of each key.
     seen: HashMap<usize, Value>,
     written: u32,
@@ -63,7 +65,7 @@ impl Node {
         seed: u64,
         initial: &[Value],
     ) -> Self {
-        let store = open_store(stage, mode).await;
+        let store = open_store(stage, mode, seed).await;
         Self::over(stage, name, store, seed, initial)
     }
 
@@ -79,6 +81,7 @@ impl Node {
             name: name.to_owned(),
             store,
             random: SmallRng::seed_from_u64(seed),
+            seed,
             seen: initial.iter().cloned().enumerate().collect(),
             written: 0,
         }
@@ -97,7 +100,7 @@ impl Node {
         for _ in 0..before {
             self.act().await;
         }
-        self.store = open_store(&self.stage, Mode::Dual).await;
+        self.store = open_store(&self.stage, Mode::Dual, self.seed).await;
         self.name = format!("{}-again", self.name);
         self.work(after).await;
     }
@@ -132,7 +135,7 @@ impl Node {
     }
 
     async fn act(&mut self) {
-        let key = self.random.random_range(0..KEYS.len());
+        let key = self.random.random_range(0..self.stage.cast.hot);
         if self.random.random_range(0..10_u32) < 3 {
             self.read(key).await;
         } else {
@@ -155,7 +158,7 @@ impl Node {
     async fn write(&mut self, key: usize) {
         let expected = self.seen.get(&key).cloned().flatten();
         self.written += 1;
-        let delete = expected.is_some() && self.random.random_range(0..10_u32) < 3;
+        let delete = expected.is_some() && self.random.random_range(0..10_u32) < self.stage.cast.deletes;
         let new = (!delete).then(|| format!("{}-{}", self.name, self.written));
         let begin = self.tick();
         let bytes = |value: &Value| value.as_ref().map(|value| value.as_bytes().to_vec());
@@ -186,7 +189,7 @@ impl Node {
             | ErrorKind::Throttled
             | ErrorKind::Unavailable
             | ErrorKind::AlreadyFinalized => true,
-            ErrorKind::Divergence => !self.stage.always_dual,
+            ErrorKind::Divergence => !self.stage.cast.always_dual,
             _ => false,
         };
         if !lives_with {
@@ -196,8 +199,8 @@ impl Node {
 }
 
 /// Opens a store through the weather.
-async fn open_store(stage: &Stage, mode: Mode) -> MetaStore {
-    let tables = tables_through(&stage.proxy).patient(Duration::from_millis(300));
+async fn open_store(stage: &Stage, mode: Mode, seed: u64) -> MetaStore {
+    let tables = tables_at(&stage.proxy, stage.cast.clock(seed)).patient(Duration::from_millis(300));
     loop {
         let opened: Result<_> = MetaStore::open(tables.metered(), mode).await;
         match opened {
