@@ -40,7 +40,7 @@ pub(crate) const CARVED: [&str; 2] = ["tbl/carved0", "tbl/carved"];
 pub(crate) const DIFFERS: [ErrorKind; 2] = [ErrorKind::VerificationFailed, ErrorKind::BlockedByDivergence];
 
 /// Longest that one history may take before its migrators are told to end.
-const LONGEST: Duration = Duration::from_secs(20);
+const LONGEST: Duration = Duration::from_secs(90);
 
 /// What a history shares between its tasks.
 pub(crate) struct Stage {
@@ -49,7 +49,7 @@ pub(crate) struct Stage {
     /// Between migrators and the weather: holds a few of their requests until v2-only nodes have written.
     pub(crate) ghosts: Proxy,
     pub(crate) cast: Cast,
-    /// A migrator has compared a segment before its cutover.
+    /// A migrator has compared the tables and is about to take the barrier.
     pub(crate) rehearsed: Notify,
     /// A migrator of the field may still send something.
     pub(crate) foreign_alive: AtomicBool,
@@ -114,7 +114,8 @@ fn strays(proxy: &Proxy, random: &mut SmallRng) {
 
 /// Holds some requests of migrators: their senders have been replaced long before they arrive.
 fn haunt(ghosts: &Proxy, random: &mut SmallRng) {
-    for (name, words, most) in [("copy", "/backfill/", 12), ("follow", "/repair/", 6), ("plan", "v2/plan", 8)] {
+    for (name, words, most) in [("copy", "/backfill/", 12), ("follow", "/repair/", 6), ("plan", "v2/plan", 8)]
+    {
         let rule = Rule::new(name, Fault::Hold).on("TransactWriteItems").mentioning(words);
         ghosts.add(rule.skip(random.random_range(0..most)).times(2));
     }

@@ -28,8 +28,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::Hot, Self::Groups, Self::Operators, Self::Foreign, Self::Frozen];
+    pub(crate) const ALL: [Self; 5] = [Self::Hot, Self::Groups, Self::Operators, Self::Foreign, Self::Frozen];
 
     pub(crate) fn of(seed: u64) -> Self {
         let turn = usize::try_from(seed % Self::ALL.len() as u64).unwrap();
@@ -75,16 +74,16 @@ impl Cast {
         match kind {
             Kind::Hot => {}
             Kind::Groups => {
-                cast.still = 170;
-                cast.page = 400;
+                cast.still = 240;
+                cast.page = 110;
                 let segments = random.random_range(1..=2_u32);
                 cast.segments = [segments, segments];
                 cast.always_dual = true;
             }
             Kind::Operators => {
                 let mut of = |choice: [u32; 3]| choice[random.random_range(0..3_usize)];
-                cast.segments = [of([4, 6, 9]), of([1, 2, 3])];
-                cast.still = 40;
+                cast.segments = [of([3, 6, 48]), of([1, 1, 2])];
+                cast.still = 24;
                 cast.page = of([5, 20, 50]);
                 cast.always_dual = false;
             }

@@ -109,7 +109,8 @@ impl Migrator {
         if cursor.is_none() {
             self.record("").await;
         }
-        let mut start = cursor.filter(|cursor| !cursor.is_empty()).map(|cursor| String::from_utf8(cursor).unwrap());
+        let mut start =
+            cursor.filter(|cursor| !cursor.is_empty()).map(|cursor| String::from_utf8(cursor).unwrap());
         loop {
             let page = self
                 .client

@@ -1,6 +1,6 @@
 //! Migrators that freeze and die at crash points, and an operator who changes their mind.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use metashift::layout::cutover::{Evidence, Start, release_barrier, release_expir
 use metashift::layout::generation::{PlanWish, open_plan, remove_foreign_barrier};
 use metashift::layout::preflight::Accepted;
 use metashift::layout::records::plan::State;
+use metashift::layout::run::Event;
 use metashift::layout::status;
 use metashift::{ErrorKind, Result};
 use rand::rngs::SmallRng;
@@ -27,12 +28,7 @@ fn fate(stage: &Arc<Stage>, random: Arc<Mutex<SmallRng>>, died: Arc<Notify>) -> 
         let died = Arc::clone(&died);
         let between_groups = stage.cast.kind == Kind::Groups && point == "backfill-group";
         let deadly = if between_groups { 25 } else { 4 };
-        let rehearsed = (stage.cast.kind == Kind::Operators && point == "rehearse-done").then(|| {
-            stage.rehearsed.notify_one();
-            Duration::from_millis(u64::from(drawn % 3) * 25)
-        });
         Box::pin(async move {
-            tokio::time::sleep(rehearsed.unwrap_or_default()).await;
             match drawn {
                 0.. if drawn < deadly => {
                     died.notify_one();
@@ -91,6 +87,15 @@ async fn once(
     if stage.cast.kind == Kind::Operators {
         run.wish = PlanWish { segments: new_generation.then_some(segments), new_generation };
     }
+    let told = Arc::clone(&stage);
+    let left = AtomicU32::new(0);
+    run.observer = Arc::new(move |event| match event {
+        Event::Phase { name: "rehearse", segments } => left.store(segments, Ordering::SeqCst),
+        Event::Segment { name: "rehearse", done: true, .. } if left.fetch_sub(1, Ordering::SeqCst) == 1 => {
+            told.rehearsed.notify_one();
+        }
+        _ => {}
+    });
     let is_alone = !stage.foreign_alive.load(Ordering::SeqCst);
     if stage.cast.kind == Kind::Foreign && is_alone {
         run.accepted = Accepted { discard_foreign_cursor: true, ..Accepted::default() };

@@ -10,9 +10,9 @@ use metashift::{Error, ErrorKind, Result};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-use super::checker::{Call, Operation, Value};
 use super::Stage;
 use super::cast::tables_at;
+use super::checker::{Call, Operation, Value};
 
 /// The keys that nodes fight over, in several families and buckets.
 pub(super) const KEYS: [&str; 8] = [
