@@ -1,13 +1,14 @@
 //! Live writers and a reader that checks every acknowledged value, running beside a migration.
 //!
 //! Each writer owns its keys, so the last acknowledged value of a key is known. A reader's answer counts only where
-//! no write of that key was in flight around it.
+//! no write of that key was in flight around it. One mutation in ten puts lake's signal key too, which has no owner.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use metashift::layout::key::LAKE_SIGNAL_KEY;
 use metashift::layout::{MetaStore, Mutation};
 use metashift::{ErrorKind, Result};
 use rand::rngs::SmallRng;
@@ -188,10 +189,18 @@ impl Writer {
         let new = (!delete).then_some(value);
         self.shared.known(&key, |known| known.writing = true);
         let guard = format!("lease-guard-{}", self.number);
-        let answer = if self.random.random_range(0..5_u32) == 0 && self.has_guard(&guard).await {
-            self.store.guarded_mutate((&guard, b"held"), &key, expected.as_deref(), new.as_deref()).await
-        } else {
-            self.store.cas(&key, expected.as_deref(), new.as_deref()).await
+        let guarded = self.random.random_range(0..5_u32) == 0 && self.has_guard(&guard).await;
+        let guard = guarded.then_some((guard.as_str(), &b"held"[..]));
+        let (expected, changed) = (expected.as_deref(), new.as_deref());
+        let signaled = self.random.random_range(0..10_u32) == 0;
+        let answer = match guard {
+            _ if signaled => {
+                let signal = format!("{}:{}", self.number, self.written);
+                let signal = (LAKE_SIGNAL_KEY, signal.as_bytes());
+                self.store.signaled_mutate(signal, guard, &key, expected, changed).await
+            }
+            Some(guard) => self.store.guarded_mutate(guard, &key, expected, changed).await,
+            None => self.store.cas(&key, expected, changed).await,
         };
         self.take(&key, new, answer);
     }

@@ -5,11 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use nix::time::{ClockId, clock_gettime};
 
-/// Wall clock, in UTC.
+/// Wall clock, in UTC, and a clock that nobody sets.
 pub trait Clock: fmt::Debug + Send + Sync {
     /// The current time.
     fn now(&self) -> Timestamp;
+
+    /// Time since some moment before, by a clock that is never set and that counts the time a machine sleeps. The wall
+    /// clock's where there is no other.
+    fn boot(&self) -> Duration {
+        elapsed(Timestamp::UNIX_EPOCH, self.now())
+    }
 }
 
 /// A source of random 128-bit numbers.
@@ -27,6 +34,15 @@ impl Clock for SystemClock {
     fn now(&self) -> Timestamp {
         Timestamp::now()
     }
+
+    fn boot(&self) -> Duration {
+        // Elsewhere the monotonic clock is the one that counts sleep, or there is none.
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        let clock = ClockId::CLOCK_BOOTTIME;
+        #[cfg(not(any(target_os = "linux", target_os = "android")))]
+        let clock = ClockId::CLOCK_MONOTONIC;
+        clock_gettime(clock).map_or_else(|_| elapsed(Timestamp::UNIX_EPOCH, self.now()), Duration::from)
+    }
 }
 
 /// The operating system's random numbers, by way of a generator seeded from them.
@@ -37,6 +53,22 @@ impl Entropy for SystemEntropy {
     #[allow(clippy::disallowed_methods, reason = "the one place that draws randomness")]
     fn next(&self) -> u128 {
         rand::random()
+    }
+}
+
+/// A moment on both clocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moment {
+    /// On the wall clock, which somebody may set.
+    pub wall: Timestamp,
+    /// On [`Clock::boot`].
+    pub boot: Duration,
+}
+
+impl Moment {
+    /// Time from `earlier` to here, by the clock that says more.
+    pub fn since(self, earlier: Self) -> Duration {
+        elapsed(earlier.wall, self.wall).max(self.boot.saturating_sub(earlier.boot))
     }
 }
 
@@ -60,6 +92,16 @@ impl Environment {
         self.clock.now()
     }
 
+    /// The current moment on both clocks.
+    pub fn moment(&self) -> Moment {
+        Moment { wall: self.clock.now(), boot: self.clock.boot() }
+    }
+
+    /// Time since a moment, by the clock that says more.
+    pub fn since(&self, moment: Moment) -> Duration {
+        self.moment().since(moment)
+    }
+
     /// A new random number of 128 bits.
     pub fn number(&self) -> u128 {
         self.entropy.next()
@@ -81,4 +123,31 @@ impl Environment {
 /// Time from `earlier` to `later`; zero where `later` is not later.
 pub fn elapsed(earlier: Timestamp, later: Timestamp) -> Duration {
     Duration::try_from(later.duration_since(earlier)).unwrap_or(Duration::ZERO)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_since_a_moment_is_what_the_clock_says_that_went_further() {
+        let moment = |wall: i64, boot: u64| Moment {
+            wall: Timestamp::from_second(wall).unwrap(),
+            boot: Duration::from_secs(boot),
+        };
+        for (later, seconds) in
+            [((1010, 60), 10), ((1000, 60), 10), ((1010, 50), 10), ((400, 60), 10), ((1700, 50), 700)]
+        {
+            let since = moment(later.0, later.1).since(moment(1000, 50));
+            assert_eq!(since, Duration::from_secs(seconds), "{later:?}");
+        }
+    }
+
+    #[test]
+    fn the_systems_boot_clock_runs() {
+        let environment = Environment::system();
+        let moment = environment.moment();
+        assert!(moment.boot > Duration::ZERO);
+        assert!(environment.since(moment) < Duration::from_secs(3600));
+    }
 }

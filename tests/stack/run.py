@@ -34,6 +34,7 @@ SEGMENTS = 16
 WAIT_SCALE = "0.1"
 MOST_STATE = 32_768
 INTERNAL = "__lake_internal/"
+OWN = INTERNAL + "dynamo-prefix-v2"
 PLAN = INTERNAL + "dynamo-prefix-v2/plan"
 BARRIER = INTERNAL + "dynamo-prefix-v2-finalize-barrier"
 MARKER = INTERNAL + "dynamo-prefix-v2-authority"
@@ -228,7 +229,7 @@ class Stack:
     def items(self, table):
         pages = self.dynamodb.get_paginator("scan").paginate(TableName=table, ConsistentRead=True)
         rows = (item for page in pages for item in page["Items"])
-        return {item["pk"]["S"]: bytes(item["val"]["B"]) for item in rows if not item["pk"]["S"].startswith(INTERNAL)}
+        return {item["pk"]["S"]: bytes(item["val"]["B"]) for item in rows if not item["pk"]["S"].startswith(OWN)}
 
     def differing(self):
         """Keys whose copies differ at one moment. Writers go on: what two scans show is looked at again, at once."""

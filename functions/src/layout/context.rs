@@ -4,16 +4,18 @@ use aws_config::{BehaviorVersion, SdkConfig};
 use jiff::Timestamp;
 use metashift::environment::{Environment, elapsed};
 use metashift::layout::input::Input;
-use metashift::layout::{Tables, steps, tables};
+use metashift::layout::{Layout, Tables, steps, tables};
 use metashift::step::{Budget, StepOutput};
 use metashift::{Error, ErrorKind, Result};
 
-/// Made once a process.
+/// Made once a process, and again, with the same connections, for each invocation.
+#[derive(Clone)]
 pub(crate) struct Context {
     step: String,
     config: SdkConfig,
-    client: aws_sdk_dynamodb::Client,
     environment: Environment,
+    /// No tables yet: the connections, and what is known of the server's clock.
+    connected: Tables,
 }
 
 impl Context {
@@ -23,8 +25,9 @@ impl Context {
                 .next("deploy the template as it is")
         })?;
         let config = aws_config::load_defaults(BehaviorVersion::latest()).await;
-        let client = tables::client(&config);
-        Ok(Self { step, config, client, environment: Environment::system() })
+        let (client, environment) = (tables::client(&config), Environment::system());
+        let connected = Tables::new(client, "", None, Layout::default(), environment.clone());
+        Ok(Self { step, config, environment, connected })
     }
 
     pub(crate) fn step(&self) -> &str {
@@ -43,7 +46,12 @@ impl Context {
     pub(crate) fn tables(&self, input: &impl Input) -> Result<Tables> {
         let (table, companion, _) = input.tables();
         let companion = companion.map(str::to_owned);
-        Ok(Tables::new(self.client.clone(), table, companion, input.layout()?, self.environment.clone()))
+        Ok(self.connected.of(table, companion, input.layout()?))
+    }
+
+    /// For one invocation: whatever waits ends before it does.
+    pub(crate) fn until(&self, budget: &Budget) -> Self {
+        Self { connected: self.connected.until(budget), ..self.clone() }
     }
 
     /// Until the runtime's deadline, in milliseconds since the epoch.

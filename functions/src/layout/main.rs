@@ -42,6 +42,7 @@ async fn handle(context: &Context, event: LambdaEvent<Value>) -> std::result::Re
 
 async fn step(context: &Context, raw: Value, deadline_millis: u64) -> Result<StepOutput> {
     let budget = context.budget(deadline_millis)?;
+    let context = &context.until(&budget);
     match context.step() {
         "preflight" => preflight::run(context, raw).await,
         "backfill-page" => backfill_page::run(context, raw, budget).await,

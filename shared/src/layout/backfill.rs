@@ -30,6 +30,10 @@ const MOST_GROUP_REJECTS: usize = 25;
 /// Most actions of one group beside the segment's record.
 const MOST_GROUP_ACTIONS: usize = 98;
 
+/// Times that the keys of one group are judged anew because they changed, before those that still do are left for
+/// later.
+const MOST_REFUSED: u32 = 100;
+
 /// Bytes of one group: DynamoDB's 4 MB less the largest segment record.
 const MOST_GROUP_BYTES: usize = MOST_BYTES - 64 * 1024;
 
@@ -39,7 +43,8 @@ const MOST_GROUP_BYTES: usize = MOST_BYTES - 64 * 1024;
 /// keys that could not move: those that can now, do.
 ///
 /// `Superseded` where another worker has taken the segment over, or it was closed or never opened; `InvalidInput` for a
-/// segment or page size out of range. A key that cannot move is counted and recorded, and no error.
+/// segment or page size out of range. A key that cannot move is counted and recorded, and no error; so is one that other
+/// writes keep this walk from copying, as diverged. Recorded keys are looked at again at the segment's end.
 pub async fn backfill_page(
     tables: &Tables,
     generation: u64,
@@ -146,6 +151,7 @@ impl Backfill {
         group: &mut [Entry],
         end: Option<Position>,
     ) -> Result<bool> {
+        let mut refused = 0;
         loop {
             let (actions, owners) = self.actions(walker, group)?;
             let Some(last) = group.last() else { return Ok(true) };
@@ -175,8 +181,12 @@ impl Backfill {
                     for owner in moved {
                         if let Some(entry) = group.get_mut(owner) {
                             entry.verdict = settle(&walker.tables, &entry.position.pk).await?;
+                            if refused >= MOST_REFUSED {
+                                leave_for_later(entry);
+                            }
                         }
                     }
+                    refused += 1;
                     // A value that grew may take the group over a transaction's limit.
                     if group_size(walker, group) < group.len() {
                         return Ok(false);
@@ -186,6 +196,10 @@ impl Backfill {
                     walker.group_keys = (walker.group_keys / 2).max(1);
                     return Ok(false);
                 }
+                // One key that is written all the time ends no walk.
+                Err(error)
+                    if error.kind() == ErrorKind::Contended
+                        && group.first_mut().is_some_and(leave_for_later) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -211,6 +225,16 @@ impl Backfill {
         }
         Ok((actions, owners))
     }
+}
+
+/// Records a key that was to be copied, and that other writes keep busy, as diverged; `false`: it was not to be copied.
+fn leave_for_later(entry: &mut Entry) -> bool {
+    let copied = matches!(entry.verdict, Verdict::Copy(_));
+    if copied {
+        let detail = "other writes kept winning while it was copied";
+        entry.verdict = Verdict::Reject(Reject::new(&entry.position.pk, reject::Reason::Diverged, detail));
+    }
+    copied
 }
 
 fn record_reject(generation: u64, segment: u32, n: u64, reject: &Reject) -> Result<Action> {
@@ -251,8 +275,8 @@ fn group_size(walker: &Walker, entries: &[Entry]) -> usize {
     entries.len()
 }
 
-/// Reads both copies at one moment and judges the key anew.
+/// Reads both copies, at one moment where that can be, and judges the key anew.
 async fn settle(tables: &Tables, key: &str) -> Result<Verdict> {
-    let (v1, v2) = tables.get_both(key).await?;
+    let (v1, v2) = tables.get_settled(key).await?;
     Ok(decide::settled(tables.layout(), key, v1.as_ref(), v2.as_ref()))
 }

@@ -132,7 +132,10 @@ mod tests {
     fn a_prefix_names_a_complete_family_of_the_user() {
         assert_eq!(family_of_prefix("tbl/").unwrap(), "tbl");
         assert_eq!(family_of_prefix("/x").unwrap(), "root");
-        for prefix in ["", "tbl", "__lake_internal/", "__lake_internal/x"] {
+        assert_eq!(family_of_prefix("__lake_internal/").unwrap(), "__lake_internal");
+        assert_eq!(family_of_prefix("__lake_internal/catalog-directory-").unwrap(), "__lake_internal");
+        for prefix in ["", "tbl", "__lake_internal/dynamo-prefix-v2", "__lake_internal/dynamo-prefix-v2/plan"]
+        {
             assert_eq!(family_of_prefix(prefix).unwrap_err().kind(), ErrorKind::InvalidPrefix, "{prefix}");
         }
     }

@@ -3,8 +3,17 @@
 use super::family::Layout;
 use crate::{Error, ErrorKind, Result};
 
-/// User keys never begin with this; the migrator's own records do.
-pub const INTERNAL_PREFIX: &str = "__lake_internal/";
+/// The migrator's own records, and those of other migrators to this layout, begin with this; no user key does.
+///
+/// What lake keeps elsewhere under [`RESERVED_PREFIX`] is a user item like any other.
+pub const INTERNAL_PREFIX: &str = "__lake_internal/dynamo-prefix-v2";
+
+/// Keys of lake itself begin with this, the migrator's among them; nothing under it is ever retired.
+pub const RESERVED_PREFIX: &str = "__lake_internal/";
+
+/// The key that lake puts with every register and drop of a table: a signal, see
+/// [`super::store::MetaStore::signaled_mutate`].
+pub const LAKE_SIGNAL_KEY: &str = "__lake_internal/catalog-directory-generation";
 
 /// Most bytes of a HASH key (DynamoDB's limit for partition keys).
 pub const MOST_V1_KEY_BYTES: usize = 2048;
@@ -95,7 +104,17 @@ mod tests {
         assert_eq!(kind(&"k".repeat(2048), 1), Some(ErrorKind::KeyTooLong));
         assert_eq!(kind(&"k".repeat(2049), 1), Some(ErrorKind::InvalidKey));
         assert_eq!(kind("", 1), Some(ErrorKind::InvalidKey));
-        assert_eq!(kind("__lake_internal/x", 1), Some(ErrorKind::InvalidKey));
+        for internal in ["", "-authority", "/plan", "x"] {
+            assert_eq!(kind(&format!("{INTERNAL_PREFIX}{internal}"), 1), Some(ErrorKind::InvalidKey));
+        }
+    }
+
+    #[test]
+    fn what_lake_keeps_elsewhere_under_its_prefix_is_a_user_key() {
+        for key in ["catalog-directory-generation", "catalog-directory-authoritative", "dynamo-prefix-v", ""]
+        {
+            assert_eq!(kind(&format!("{RESERVED_PREFIX}{key}"), 1), None, "{key}");
+        }
         assert_eq!(kind("__lake_internal", 1), None);
     }
 

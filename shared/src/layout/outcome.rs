@@ -127,7 +127,7 @@ pub fn refusal(transaction: &Transaction, reasons: &[Reason], authority: Side) -
 #[cfg(test)]
 mod tests {
     use super::super::family::Layout;
-    use super::super::transaction::{Change, after_marker, dual_before_marker};
+    use super::super::transaction::{Change, Condition, after_marker, dual_before_marker, v1_only};
     use super::*;
 
     fn reasons(codes: &[&str]) -> Vec<Reason> {
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn every_combination_of_failed_conditions_before_the_marker_is_decided() {
         let layout = Layout::default();
-        let change = Change { key: "t/k", expected: Some(b"e"), new: Some(b"n"), guard: Some(("g/k", b"g")) };
+        let change = Change { guard: Some(("g/k", b"g")), ..Change::new("t/k", Some(b"e"), Some(b"n")) };
         let transaction = dual_before_marker(&layout, &change);
         let (target_1, target_2, guard_1, guard_2, barrier) = (0, 1, 2, 3, 4);
         for failed in 0_u32..32 {
@@ -194,10 +194,59 @@ mod tests {
         }
     }
 
+    /// A signal has no condition, so it decides nothing: whatever else failed says what it says without one.
+    #[test]
+    fn a_signal_changes_no_outcome_in_any_combination_of_failed_conditions() {
+        let layout = Layout::default();
+        for guard in [None, Some(("g/k", &b"g"[..]))] {
+            let plain = Change { guard, ..Change::new("t/k", Some(b"e"), Some(b"n")) };
+            let signaled = Change { signal: Some(("s/k", b"s")), ..plain };
+            for (with, without, authority) in [
+                (v1_only(&signaled), v1_only(&plain), Side::V1),
+                (dual_before_marker(&layout, &signaled), dual_before_marker(&layout, &plain), Side::V1),
+                (after_marker(&layout, &signaled, true), after_marker(&layout, &plain, true), Side::V2),
+                (after_marker(&layout, &signaled, false), after_marker(&layout, &plain, false), Side::V2),
+            ] {
+                let conditional = |transaction: &Transaction| -> Vec<usize> {
+                    let actions = transaction.actions.iter().enumerate();
+                    actions.filter(|(_, one)| one.condition != Condition::None).map(|(n, _)| n).collect()
+                };
+                let (of_with, of_without) = (conditional(&with), conditional(&without));
+                assert_eq!(of_with.len(), of_without.len());
+                for failed in 0_u32..1 << of_with.len() {
+                    let reasons = |transaction: &Transaction, conditional: &[usize]| -> Vec<Reason> {
+                        let mut reasons = vec![Reason::None; transaction.actions.len()];
+                        for (bit, index) in conditional.iter().enumerate() {
+                            if failed & (1 << bit) != 0 {
+                                reasons[*index] = Reason::ConditionFailed(None);
+                            }
+                        }
+                        reasons
+                    };
+                    let signaled = refusal(&with, &reasons(&with, &of_with), authority);
+                    assert_eq!(signaled, refusal(&without, &reasons(&without, &of_without), authority));
+                    assert_eq!(signaled.is_some(), failed != 0, "{failed:b} of {with:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_signal_that_another_write_holds_is_waited_for_like_any_other_action() {
+        let reasons = |signal: &str| {
+            let codes = ["None", "None", signal, "None", "None"];
+            classify(&codes.map(|code| Reason::from_code(Some(code), None)))
+        };
+        assert_eq!(reasons("TransactionConflict"), Cancelled::Conflict);
+        assert_eq!(reasons("ThrottlingError"), Cancelled::Throttled);
+        assert_eq!(reasons("AccessDenied"), Cancelled::AccessDenied(2));
+        assert_eq!(reasons("ValidationError"), Cancelled::Invalid(2));
+    }
+
     #[test]
     fn after_the_marker_v2_alone_refuses() {
         let layout = Layout::default();
-        let change = Change { key: "t/k", expected: Some(b"e"), new: Some(b"n"), guard: Some(("g/k", b"g")) };
+        let change = Change { guard: Some(("g/k", b"g")), ..Change::new("t/k", Some(b"e"), Some(b"n")) };
         let transaction = after_marker(&layout, &change, true);
         let current = Reason::ConditionFailed(Some(b"newer".to_vec()));
         let decide = |reasons: &[Reason]| refusal(&transaction, reasons, Side::V2);

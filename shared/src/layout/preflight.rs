@@ -6,8 +6,9 @@ use serde::Serialize;
 
 use super::backfill::MOST_GROUP_KEYS;
 use super::generation::{self, Leftovers, backfill_segments};
-use super::key::v1_item_bytes;
+use super::key::{LAKE_SIGNAL_KEY, v1_item_bytes};
 use super::records::plan::{Plan, State};
+use super::store::SIGNALS_A_SECOND;
 use super::tables::{TableFacts, Tables};
 use super::transaction::Side;
 use crate::{Error, ErrorKind, Result};
@@ -154,6 +155,12 @@ pub async fn preflight(
     let (mut plan, mut leftovers) = (None, Leftovers::default());
     if blockers.is_empty() {
         (leftovers, plan) = Leftovers::load_with_plan(tables).await?;
+        if tables.get(Side::V1, LAKE_SIGNAL_KEY).await?.is_some() {
+            warnings.push(format!(
+                "lake's signal key {LAKE_SIGNAL_KEY} is there: all who signal wait for its one item, which takes about \
+                 {SIGNALS_A_SECOND} signaled mutations a second"
+            ));
+        }
         if let Some(plan) = &plan {
             blockers.extend(generation::check_plan(plan, tables).err());
             if plan.state == State::Open {

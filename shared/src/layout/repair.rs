@@ -16,14 +16,14 @@ use super::walk::{Origin, SegmentInput, Visitor, Walker};
 use crate::step::{Budget, Status, StepOutput};
 use crate::{Error, ErrorKind, Result};
 
-/// Times that one key is judged anew because its copies changed, before the step gives up.
+/// Times that one key is judged anew because its copies changed, before it is left as it is.
 const MOST_REFUSED: u32 = 100;
 
 /// Repairs the rest of one segment of one table's walk; the record is made when the repair begins
 /// ([`super::generation::begin_repair`]).
 ///
-/// `Superseded` where another worker has taken the segment over or the repair has ended; `Contended` where one key kept
-/// changing.
+/// A key that kept changing is left and counted as diverged; the comparison that follows a repair says what became of
+/// it. `Superseded` where another worker has taken the segment over or the repair has ended.
 pub async fn repair_page(
     tables: &Tables,
     run: &str,
@@ -82,6 +82,8 @@ enum Mend {
     Equal,
     /// v1 holds what v2 cannot, or v2's copy is no record; for a person.
     Impossible,
+    /// Other writes kept winning.
+    Busy,
     /// These actions.
     Actions(Vec<Action>),
 }
@@ -89,9 +91,7 @@ enum Mend {
 impl Repair {
     async fn mend(&self, tables: &Tables, item: &Item) -> Result<Mend> {
         let layout = tables.layout();
-        if item.bucket.as_deref().is_some_and(|bucket| bucket != layout.bucket(&item.key))
-            || self.is_stray(item)
-        {
+        if self.is_misplaced(tables, item) {
             let Content::Value(value) = &item.content else { return Ok(Mend::Impossible) };
             let mut stray = Action::v2(
                 layout,
@@ -103,7 +103,7 @@ impl Repair {
             stray.bucket.clone_from(&item.bucket);
             return Ok(Mend::Actions(vec![stray]));
         }
-        let (v1, v2) = tables.get_both(&item.key).await?;
+        let (v1, v2) = tables.get_settled(&item.key).await?;
         let wanted = match v1.as_ref().map(|v1| movable(layout, v1)) {
             None => None,
             Some(Ok(value)) => Some(value),
@@ -120,9 +120,11 @@ impl Repair {
         Ok(Mend::Actions(follow(layout, &item.key, wanted, stale).into()))
     }
 
-    /// A record of the migrator that was copied to v2 by hand.
-    fn is_stray(&self, item: &Item) -> bool {
-        self.side == Side::V2 && is_internal(&item.key)
+    /// An item of v2 where no read looks for it, or a record of the migrator that was copied there by hand.
+    fn is_misplaced(&self, tables: &Tables, item: &Item) -> bool {
+        let bucket = item.bucket.as_deref();
+        bucket.is_some_and(|bucket| bucket != tables.layout().bucket(&item.key))
+            || (self.side == Side::V2 && is_internal(&item.key))
     }
 }
 
@@ -167,32 +169,32 @@ impl Visitor for Repair {
                 if walker.budget.is_spent() {
                     return Ok(Some(Status::Continue));
                 }
-                let mend = self.mend(&walker.tables, &suspect.item).await?;
+                let mend = if refused < MOST_REFUSED {
+                    self.mend(&walker.tables, &suspect.item).await?
+                } else {
+                    Mend::Busy
+                };
                 let count = |segment: &mut Segment| {
                     segment.scanned += suspect.scanned_before + 1 - counted;
                     segment.cursor = Some(suspect.position.clone());
                 };
-                let sent = match mend {
+                let (actions, changing) = match mend {
                     Mend::Equal => break,
-                    Mend::Impossible => {
-                        walker
-                            .commit(Vec::new(), |segment| {
-                                count(segment);
-                                segment.rejected += 1;
-                            })
-                            .await?
-                    }
-                    Mend::Actions(actions) => {
-                        walker
-                            .commit(actions, |segment| {
-                                count(segment);
-                                segment.copied += 1;
-                            })
-                            .await?
-                    }
+                    Mend::Impossible | Mend::Busy => (Vec::new(), false),
+                    Mend::Actions(actions) => (actions, true),
                 };
+                let sent = walker
+                    .commit(actions, |segment| {
+                        count(segment);
+                        match refused {
+                            _ if changing => segment.copied += 1,
+                            MOST_REFUSED => segment.diverged += 1,
+                            _ => segment.rejected += 1,
+                        }
+                    })
+                    .await;
                 match sent {
-                    Ok(()) => {
+                    Ok(Ok(())) => {
                         counted = suspect.scanned_before + 1;
                         crate::crash::reach("repair-group").await;
                         if let Some(status) = walker.pace().await {
@@ -201,22 +203,24 @@ impl Visitor for Repair {
                         break;
                     }
                     // A live writer moved the key in between: read both copies again. A stray copy is not read again.
-                    Err(reasons) if reasons.iter().any(|one| matches!(one, Reason::ConditionFailed(_))) => {
-                        refused += 1;
-                        if refused == MOST_REFUSED {
-                            return Err(Error::new(
-                                ErrorKind::Contended,
-                                format!("{:?} keeps changing while it is repaired", suspect.item.key),
-                            )
-                            .next("run the repair again"));
-                        }
+                    Ok(Err(reasons))
+                        if reasons.iter().any(|one| matches!(one, Reason::ConditionFailed(_))) =>
+                    {
+                        refused = if self.is_misplaced(&walker.tables, &suspect.item) {
+                            MOST_REFUSED
+                        } else {
+                            refused + 1
+                        };
                     }
-                    Err(reasons) => {
+                    Ok(Err(reasons)) => {
                         return Err(Error::new(
                             ErrorKind::Internal,
                             format!("repair of {:?} was refused: {reasons:?}", suspect.item.key),
                         ));
                     }
+                    // One key that is written all the time ends no walk.
+                    Err(error) if changing && error.kind() == ErrorKind::Contended => refused = MOST_REFUSED,
+                    Err(error) => return Err(error),
                 }
             }
         }

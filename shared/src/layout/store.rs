@@ -19,26 +19,32 @@
 //! The example `metadata_node` keeps writing through a cutover, and says what to do about each error.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use futures::stream::{self, StreamExt, TryStreamExt};
-use jiff::Timestamp;
 
 use super::cursor::{PageCursor, family_of_prefix};
 use super::family::bucket_of_shard;
 use super::key::{MOST_ITEM_BYTES, check_v1_key, check_v2_item, is_internal, v1_item_bytes};
 use super::outcome::{Reason, Refusal, refusal};
+use super::records::plan::{self, Plan, State};
 use super::records::segment::Position;
-use super::records::{MARKER_KEY, MARKER_VALUE};
+use super::records::{BARRIER_KEY, BARRIER_VALUE, FOREIGN_CURSOR_KEY, MARKER_KEY, MARKER_VALUE};
 use super::tables::{Content, Item, Page, Tables, Usage};
 use super::transaction::{Change, Side, Transaction, after_marker, dual_before_marker, v1_only};
-use crate::environment::elapsed;
+use crate::environment::Moment;
 use crate::telemetry::{self, WRITER_MODE};
 use crate::{Error, ErrorKind, Result};
 
 /// A node that sees v1 as the authority reads the marker again after this time.
 pub const AUTHORITY_REFRESH: Duration = Duration::from_secs(30);
+
+/// Signaled mutations of one signal key that get through in a second: its item is locked for about 10 ms by each.
+///
+/// Simulated with locks of that length: at 50 a second half of the attempts meet another one and try again, at 100 a
+/// second one mutation in 25 is given up as `Contended`.
+pub const SIGNALS_A_SECOND: u32 = 50;
 
 /// Items that one request of a whole-prefix read evaluates at most.
 const DRAIN_PAGE: u32 = 1000;
@@ -102,16 +108,25 @@ pub struct MetaStore {
     tables: Tables,
     mode: Mode,
     published: AtomicBool,
-    checked_at: Mutex<Timestamp>,
+    checked_at: Mutex<Moment>,
+    warning: Mutex<Option<Error>>,
+    refused: OnceLock<Error>,
 }
 
 impl MetaStore {
-    /// Opens the store and reads the marker.
+    /// Opens the store: reads the marker, then the plan and the barrier.
     ///
-    /// `AlreadyFinalized` for [`Mode::V1Only`] after the marker, `AuthorityChanged` for [`Mode::V2Only`] before it.
+    /// A node whose layout or companion is not the plan's looks for keys, after the marker, where they are not: it is
+    /// refused with `LayoutMismatch`. Before the marker v1 decides, and an operator's slip must stop no fleet: the node
+    /// goes on, with a [`Self::warning`].
+    ///
+    /// `AlreadyFinalized` for [`Mode::V1Only`] after the marker. [`Mode::V2Only`]: `AuthorityChanged` before the marker;
+    /// after it `ForeignLeftovers` while another migrator may be at work or the plan is not final.
     pub async fn open(tables: Tables, mode: Mode) -> Result<Self> {
-        let checked_at = Mutex::new(tables.environment().now());
-        let store = Self { tables, mode, published: AtomicBool::new(false), checked_at };
+        let checked_at = Mutex::new(tables.environment().moment());
+        let published = AtomicBool::new(false);
+        let (warning, refused) = (Mutex::default(), OnceLock::new());
+        let store = Self { tables, mode, published, checked_at, warning, refused };
         let authority = store.refresh().await?;
         if mode == Mode::V2Only && authority == Authority::V1 {
             return Err(Error::new(
@@ -120,7 +135,17 @@ impl MetaStore {
             )
             .next("run the node in dual mode until metashift layout status says final"));
         }
+        if mode == Mode::V2Only {
+            store.check_v2_only().await?;
+        }
         Ok(store)
+    }
+
+    /// What of the plan or the barrier does not fit this node, which goes on all the same: before the marker, its layout
+    /// or companion, or a plan or barrier that it cannot read. The node's log says it too.
+    pub fn warning(&self) -> Option<Error> {
+        let known = self.warning.lock().unwrap_or_else(PoisonError::into_inner);
+        known.clone().filter(|_| self.authority() == Authority::V1)
     }
 
     /// The authority as this node sees it; never goes back to v1.
@@ -145,12 +170,33 @@ impl MetaStore {
         )
     }
 
-    /// Reads the marker and gives the authority; one strongly consistent read of one unit before the marker, none after.
+    /// Reads the marker and gives the authority; before the marker the plan and the barrier too. Three strongly consistent
+    /// reads of one unit each before the marker, none after it.
     ///
-    /// `AlreadyFinalized` for a v1-only node after the marker, `Corruption` for a marker of another form.
+    /// `AlreadyFinalized` for a v1-only node after the marker, `LayoutMismatch` for another one whose layout or companion
+    /// is not the plan's then, `Corruption` for a marker of another form.
     pub async fn refresh(&self) -> Result<Authority> {
+        let authority = self.look_for_marker().await?;
+        if authority == Authority::V1 && self.mode != Mode::V1Only {
+            let warning = Box::pin(self.misfit_before_marker()).await;
+            let mut known = self.warning.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(warning) = &warning
+                && known.as_ref().is_none_or(|known| known.to_string() != warning.to_string())
+            {
+                tracing::warn!("{warning}");
+            }
+            *known = warning;
+        }
+        Ok(authority)
+    }
+
+    /// Reads the marker; one strongly consistent read of one unit before it is there, none after.
+    async fn look_for_marker(&self) -> Result<Authority> {
+        if let Some(refused) = self.refused.get() {
+            return Err(refused.clone());
+        }
         if self.authority() == Authority::V1 {
-            let asked_at = self.tables.environment().now();
+            let asked_at = self.tables.environment().moment();
             if let Some(item) = self.tables.get(Side::V1, MARKER_KEY).await? {
                 if item.value() != Some(MARKER_VALUE) {
                     return Err(Error::new(
@@ -159,6 +205,7 @@ impl MetaStore {
                     )
                     .next("use the version that wrote it; change nothing by hand"));
                 }
+                Box::pin(self.check_fit()).await?;
                 self.published.store(true, Ordering::Release);
             }
             *self.checked_at.lock().unwrap_or_else(PoisonError::into_inner) = asked_at;
@@ -174,14 +221,84 @@ impl MetaStore {
         Ok(authority)
     }
 
+    /// After the marker: the plan's layout and companion are this node's. One that they are not sees no more of v1 either.
+    async fn check_fit(&self) -> Result<()> {
+        if self.mode == Mode::V1Only {
+            return Ok(());
+        }
+        // Read after the marker, so never older than it.
+        let plan = self.tables.load::<Plan>(plan::KEY).await?;
+        match plan.and_then(|plan| misfit(&plan.record, &self.tables)) {
+            None => Ok(()),
+            Some(misfit) => Err(self.refused.get_or_init(|| misfit).clone()),
+        }
+    }
+
+    async fn misfit_before_marker(&self) -> Option<Error> {
+        let (plan, barrier) =
+            futures::join!(self.tables.load::<Plan>(plan::KEY), self.tables.get(Side::V1, BARRIER_KEY));
+        let plan = plan.map(|plan| plan.and_then(|plan| misfit(&plan.record, &self.tables)));
+        // By its value: the plan may be newer, or another migrator's barrier have none.
+        let barrier = barrier.map(|item| {
+            let unknown = item.filter(|item| item.value() != Some(BARRIER_VALUE))?;
+            Some(
+                Error::new(
+                    ErrorKind::NewerRecord,
+                    format!("the write barrier {} has a value that this version does not know", unknown.key),
+                )
+                .next("its writes are refused while it is there; run the version that put it"),
+            )
+        });
+        match (plan, barrier) {
+            (Err(error) | Ok(Some(error)), _) | (Ok(None), Err(error) | Ok(Some(error))) => Some(error),
+            (Ok(None), Ok(None)) => None,
+        }
+    }
+
+    /// A v2-only node leaves no trace in v1, so that whoever still reads or writes there must be gone: every other
+    /// migrator, ours included.
+    async fn check_v2_only(&self) -> Result<()> {
+        let plan = self.tables.load::<Plan>(plan::KEY).await?.map(|plan| plan.record);
+        let Some(plan) = plan.filter(|plan| plan.state == State::Final) else {
+            return Err(Error::new(
+                ErrorKind::ForeignLeftovers,
+                "another migrator published the marker, and no plan of ours is final: a worker of ours may be alive that \
+                 would bring back what a v2-only node deletes",
+            )
+            .next("run the node in dual mode; metashift layout run finishes the takeover, then metashift layout audit"));
+        };
+        if self.tables.get(Side::V1, FOREIGN_CURSOR_KEY).await?.is_some() {
+            return Err(Error::new(
+                ErrorKind::ForeignLeftovers,
+                "another migrator's cursor is there: its backfill, alive or stopped, would bring back what a v2-only node \
+                 deletes",
+            )
+            .next(
+                "run the node in dual mode; make sure that every other migrator is dead, then metashift layout run \
+                 --discard-foreign-cursor",
+            ));
+        }
+        if plan.audited.is_none() {
+            return Err(Error::new(
+                ErrorKind::RolloutNotReady,
+                "no clean audit after the marker is recorded: v1 may hold keys that v2 has not",
+            )
+            .next("run the node in dual mode until metashift layout audit has found both tables equal"));
+        }
+        Ok(())
+    }
+
     async fn current_authority(&self) -> Result<Authority> {
         let checked_at = *self.checked_at.lock().unwrap_or_else(PoisonError::into_inner);
         if self.authority() == Authority::V1
-            && elapsed(checked_at, self.tables.environment().now()) >= AUTHORITY_REFRESH
+            && self.tables.environment().since(checked_at) >= AUTHORITY_REFRESH
         {
             return self.refresh().await;
         }
-        Ok(self.authority())
+        match self.refused.get() {
+            Some(refused) => Err(refused.clone()),
+            None => Ok(self.authority()),
+        }
     }
 
     /// The value of a key, strongly consistent; `None` where it does not exist.
@@ -203,7 +320,7 @@ impl MetaStore {
     /// `Divergence` where the copies differ, `Contended`, `Throttled`, `Unavailable` where nothing was applied,
     /// `OutcomeUnknown` where it may have been.
     pub async fn cas(&self, key: &str, expected: Option<&[u8]>, new: Option<&[u8]>) -> Result<Mutation> {
-        self.mutate(&Change { key, expected, new, guard: None }).await
+        self.mutate(&Change::new(key, expected, new)).await
     }
 
     /// Deletes a key that has exactly this value; errors as those of [`Self::cas`].
@@ -221,7 +338,25 @@ impl MetaStore {
         expected: Option<&[u8]>,
         new: Option<&[u8]>,
     ) -> Result<Mutation> {
-        self.mutate(&Change { key, expected, new, guard: Some((guard, guard_value)) }).await
+        self.mutate(&Change { guard: Some((guard, guard_value)), ..Change::new(key, expected, new) }).await
+    }
+
+    /// [`Self::cas`], with a guard or without, that puts a signal key in the same transaction, whatever its value was.
+    ///
+    /// The signal follows the target: it is put where the target is written, and not at all where that is refused.
+    /// Writers of one signal key wait for each other: about [`SIGNALS_A_SECOND`] of them a second get through.
+    ///
+    /// Errors as those of [`Self::guarded_mutate`], `InvalidInput` also where the signal is the key or the guard, and the
+    /// limits of keys and items for the signal too.
+    pub async fn signaled_mutate(
+        &self,
+        signal: (&str, &[u8]),
+        guard: Option<(&str, &[u8])>,
+        key: &str,
+        expected: Option<&[u8]>,
+        new: Option<&[u8]>,
+    ) -> Result<Mutation> {
+        self.mutate(&Change { guard, signal: Some(signal), ..Change::new(key, expected, new) }).await
     }
 
     async fn mutate(&self, change: &Change<'_>) -> Result<Mutation> {
@@ -234,7 +369,7 @@ impl MetaStore {
                 return Ok(Mutation::Applied);
             };
             // A refusal may only say that this node's view is old: look, and try once more under v2.
-            if authority == Authority::V1 && self.refresh().await? == Authority::V2 {
+            if authority == Authority::V1 && self.look_for_marker().await? == Authority::V2 {
                 authority = Authority::V2;
                 continue;
             }
@@ -253,18 +388,7 @@ impl MetaStore {
     }
 
     fn check(&self, change: &Change<'_>) -> Result<()> {
-        let value_bytes = change.new.map_or(0, <[u8]>::len);
-        if self.mode == Mode::V1Only {
-            check_v1_key(change.key)?;
-            if v1_item_bytes(change.key, value_bytes) > MOST_ITEM_BYTES {
-                return Err(Error::new(
-                    ErrorKind::ItemTooLarge,
-                    format!("{:?}: an item has at most {MOST_ITEM_BYTES} bytes", change.key),
-                ));
-            }
-        } else {
-            check_v2_item(self.tables.layout(), change.key, value_bytes)?;
-        }
+        self.check_item(change.key, change.new.map_or(0, <[u8]>::len))?;
         if change.expected.is_none() && change.new.is_none() {
             return Err(Error::new(ErrorKind::InvalidInput, "from absent to absent is no change"));
         }
@@ -282,7 +406,35 @@ impl MetaStore {
                 .next("name the value with cas alone"));
             }
         }
+        if let Some((signal, value)) = change.signal {
+            self.check_item(signal, value.len())?;
+            let guard = change.guard.map(|(guard, _)| guard);
+            if signal == change.key || Some(signal) == guard {
+                let other = if signal == change.key { "the key to change" } else { "the guard" };
+                return Err(Error::new(
+                    ErrorKind::InvalidInput,
+                    format!("{signal:?} is both the signal and {other}"),
+                )
+                .next("name a signal key of its own"));
+            }
+        }
         Ok(())
+    }
+
+    /// Refuses an item that this node's tables cannot hold.
+    fn check_item(&self, key: &str, value_bytes: usize) -> Result<()> {
+        if self.mode != Mode::V1Only {
+            return check_v2_item(self.tables.layout(), key, value_bytes);
+        }
+        check_v1_key(key)?;
+        if v1_item_bytes(key, value_bytes) <= MOST_ITEM_BYTES {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::ItemTooLarge,
+            format!("{key:?}: an item has at most {MOST_ITEM_BYTES} bytes"),
+        )
+        .next("shrink the value"))
     }
 
     /// One page of a prefix: one request that evaluates at most `limit` items (1 or more).
@@ -412,6 +564,20 @@ impl MetaStore {
             }
         }
     }
+}
+
+/// Why this node's layout or companion is not the plan's.
+fn misfit(plan: &Plan, tables: &Tables) -> Option<Error> {
+    let (own, named) = (tables.layout().fingerprint(), tables.name(Side::V2));
+    let message = if plan.layout != own {
+        format!("the plan was made with layout {}, this node has {own}", plan.layout)
+    } else {
+        let planned = plan.companion.as_deref().filter(|planned| *planned != named)?;
+        format!("the plan copies to {planned}, this node names {named}")
+    };
+    let next = "start the node with the plan's layout and companion; if the plan is the one that is wrong, make a new \
+                generation with the right ones before the marker is published";
+    Some(Error::new(ErrorKind::LayoutMismatch, message).next(next))
 }
 
 fn refused(

@@ -12,9 +12,12 @@ mod convert;
 mod describe;
 mod failure;
 mod meter;
+mod sending;
+mod waiting;
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,14 +26,17 @@ use aws_sdk_dynamodb::config::Builder;
 use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::config::timeout::TimeoutConfig;
 use aws_sdk_dynamodb::types::{
-    AttributeValue, Get, KeysAndAttributes, ReturnConsumedCapacity, TransactGetItem,
+    AttributeValue, Get, KeysAndAttributes, ReturnConsumedCapacity, TransactGetItem, TransactWriteItem,
 };
 use futures::{StreamExt, TryStreamExt};
+use jiff::Timestamp;
 
 pub use convert::{Content, Item};
 pub use describe::{KeyAttribute, TableFacts};
 use failure::Failure;
 pub use meter::{Meter, Usage};
+use sending::{Sending, ServerClock};
+use waiting::{FIRST_PAUSE, Limit, Waiting};
 
 use super::family::Layout;
 use super::key::MOST_V2_KEY_BYTES;
@@ -38,7 +44,9 @@ use super::outcome::{Cancelled, Reason, classify};
 use super::records::segment::Position;
 use super::records::{self, Record, Stored};
 use super::transaction::{Action, Condition, Role, Side, Transaction, Write};
-use crate::environment::{Environment, elapsed};
+use crate::environment::Environment;
+use crate::error::Class;
+use crate::step::Budget;
 use crate::{Error, ErrorKind, Result};
 
 /// Suffix of the companion table's name.
@@ -50,16 +58,19 @@ const MOST_BATCH_KEYS: usize = 100;
 /// BatchGetItem requests of one page in flight at once.
 const BATCHES_IN_FLIGHT: usize = 4;
 
-/// First pause after a failure; doubled each time up to [`LONGEST_PAUSE`], the actual pause drawn from zero to it.
-const FIRST_PAUSE: Duration = Duration::from_millis(25);
+/// How long both copies of a key are asked for at one moment, before they are read apart.
+const SETTLE_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Longest pause between two attempts.
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// Times that copies which were read apart, and differ, are read again.
+const MOST_LOOKS: u32 = 20;
 
 /// Keys that tokens are spent on; no item has one.
 const SPENT_PREFIX: &str = "__lake_internal/dynamo-prefix-v2/spent/";
 
-/// How long a request is tried again where the caller does not say otherwise.
+/// What an invocation keeps for its answer.
+const ANSWER: Duration = Duration::from_secs(1);
+
+/// How long a request is tried again where the caller does not say otherwise: time in which the process runs.
 pub const DEFAULT_PATIENCE: Duration = Duration::from_secs(20);
 
 /// A client whose attempts are bounded (2 s to connect, 5 s each) and never repeated by the SDK.
@@ -79,7 +90,9 @@ pub struct Tables {
     v2: String,
     layout: Arc<Layout>,
     environment: Environment,
+    clock: ServerClock,
     patience: Duration,
+    limit: Option<Limit>,
     meter: Arc<Meter>,
 }
 
@@ -101,17 +114,29 @@ impl Tables {
         layout: Layout,
         environment: Environment,
     ) -> Self {
+        let clock = ServerClock::new(environment.clone());
+        let config = client.config().to_builder().time_source(clock.clone());
+        let client = Client::from_conf(config.disable_clock_skew_correction(true).build());
+        let tables = Self {
+            client,
+            v1: String::new(),
+            v2: String::new(),
+            layout: Arc::default(),
+            environment,
+            clock,
+            patience: DEFAULT_PATIENCE,
+            limit: None,
+            meter: Arc::default(),
+        };
+        tables.of(v1, companion, layout)
+    }
+
+    /// Two other tables by the same connections; what is known of the server's clock is kept.
+    #[must_use]
+    pub fn of(&self, v1: impl Into<String>, companion: Option<String>, layout: Layout) -> Self {
         let v1 = v1.into();
         let v2 = companion.unwrap_or_else(|| format!("{v1}{COMPANION_SUFFIX}"));
-        Self {
-            client,
-            v1,
-            v2,
-            layout: Arc::new(layout),
-            environment,
-            patience: DEFAULT_PATIENCE,
-            meter: Arc::default(),
-        }
+        Self { v1, v2, layout: Arc::new(layout), meter: Arc::default(), ..self.clone() }
     }
 
     /// The same tables with a meter of their own, for one step.
@@ -124,6 +149,15 @@ impl Tables {
     #[must_use]
     pub fn patient(&self, patience: Duration) -> Self {
         Self { patience, ..self.clone() }
+    }
+
+    /// The same tables, for an invocation that ends when the budget's does: whatever waits then ends a second before,
+    /// typed.
+    #[must_use]
+    pub fn until(&self, budget: &Budget) -> Self {
+        let left = budget.time_to_deadline().map(|left| left.saturating_sub(ANSWER));
+        let limit = left.map(|left| Limit::new(self.environment.moment(), left));
+        Self { limit: limit.or(self.limit), ..self.clone() }
     }
 
     /// The layout.
@@ -155,19 +189,41 @@ impl Tables {
         F: FnMut() -> Fut,
         Fut: Future<Output = Result<T, Failure>>,
     {
-        let started = self.environment.now();
-        let mut pause = FIRST_PAUSE;
+        let mut waiting = Waiting::new(self);
         loop {
-            let failure = match call().await {
+            let signed = self.clock.now();
+            let failure = match self.bounded(Box::pin(call())).await {
                 Ok(answer) => return Ok(answer),
-                Err(failure) => failure,
+                Err(failure) => self.judged(failure, signed),
             };
             self.meter.failed(&failure);
-            if !failure.may_pass() || elapsed(started, self.environment.now()) + pause > self.patience {
+            if !failure.may_pass() || !waiting.again().await {
                 return Err(failure.into_error(what));
             }
-            tokio::time::sleep(self.environment.jitter(pause)).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// An attempt, until the invocation's end at most.
+    async fn bounded<T>(
+        &self,
+        call: Pin<Box<impl Future<Output = Result<T, Failure>>>>,
+    ) -> Result<T, Failure> {
+        match self.time_left() {
+            None => call.await,
+            Some(Duration::ZERO) => Err(Failure::Ended { sent: false }),
+            Some(left) => {
+                tokio::time::timeout(left, call).await.unwrap_or(Err(Failure::Ended { sent: true }))
+            }
+        }
+    }
+
+    /// A refused signature is one that the clock explains, and that is corrected then, or one that nothing mends.
+    fn judged(&self, failure: Failure, signed: Timestamp) -> Failure {
+        match failure {
+            Failure::Clock { server, message } if !self.clock.correct(server, signed) => {
+                Failure::signature(&message)
+            }
+            failure => failure,
         }
     }
 
@@ -213,8 +269,7 @@ impl Tables {
         let table = self.name(side);
         let what = format!("reading {} keys of {table}", wanted.len());
         let mut found = Vec::with_capacity(wanted.len());
-        let started = self.environment.now();
-        let mut pause = FIRST_PAUSE;
+        let mut waiting = Waiting::new(self);
         loop {
             let before = wanted.len();
             let answer = self
@@ -248,11 +303,9 @@ impl Tables {
             // A full answer (16 MB) leaves keys over without any throttling; only no progress at all is waited for.
             if wanted.len() == before {
                 self.meter.failed(&Failure::Throttled);
-                if elapsed(started, self.environment.now()) + pause > self.patience {
+                if !waiting.again().await {
                     return Err(Failure::Throttled.into_error(&what));
                 }
-                tokio::time::sleep(self.environment.jitter(pause)).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
             }
         }
     }
@@ -293,6 +346,42 @@ impl Tables {
             Ok((next(Side::V1)?, next(Side::V2)?))
         })
         .await
+    }
+
+    /// Both copies of a key: at one moment, or, where other requests keep winning, as they were read one after the
+    /// other.
+    ///
+    /// A TransactGetItems loses to every write that is in progress, so a key that is written all the time may never be
+    /// read by one; a strongly consistent GetItem loses to none. Of copies that were read apart, two that agree were
+    /// there at the same time or one after the other, as a mirror is; two that differ are given only where no two reads
+    /// in a row agreed.
+    pub async fn get_settled(&self, key: &str) -> Result<(Option<Item>, Option<Item>)> {
+        match self.patient(self.patience.min(SETTLE_PATIENCE)).get_both(key).await {
+            Err(error) if error.kind().class() == Class::RetryLater => self.get_apart(key).await,
+            read => read,
+        }
+    }
+
+    async fn get_apart(&self, key: &str) -> Result<(Option<Item>, Option<Item>)> {
+        let agree = |v1: &Option<Item>, v2: &Option<Item>| match (v1, v2) {
+            (Some(v1), Some(v2)) => v1.value().is_some() && v1.value() == v2.value(),
+            (None, None) => true,
+            _ => false,
+        };
+        let mut v1 = self.get(Side::V1, key).await?;
+        let mut v2 = self.get(Side::V2, key).await?;
+        for _ in 0..MOST_LOOKS {
+            if agree(&v1, &v2) {
+                break;
+            }
+            tokio::time::sleep(self.environment.jitter(FIRST_PAUSE)).await;
+            v1 = self.get(Side::V1, key).await?;
+            if agree(&v1, &v2) {
+                break;
+            }
+            v2 = self.get(Side::V2, key).await?;
+        }
+        Ok((v1, v2))
     }
 
     /// One page of one segment of a parallel scan, every item of the table.
@@ -389,65 +478,74 @@ impl Tables {
     /// again by the time it arrives. So its token is spent on a request that changes nothing before the refusal is
     /// believed: DynamoDB refuses every other request of that token for ten minutes, longer than a signature is good
     /// for. What is bound to a record of ours needs none of that: no record has the same bytes twice.
+    ///
+    /// Nothing is sent under a token that is four minutes old, whatever the process or its machine did meanwhile, and
+    /// nothing that ends a request after a lost answer says what became of the first one: both are `OutcomeUnknown`. As
+    /// long as every answer came, and each said that nothing was applied, an old token gives way to a new one.
     pub async fn transact(&self, transaction: &Transaction, token: &str) -> Result<Result<(), Vec<Reason>>> {
         transaction.check(&self.layout)?;
         let what = self.describe_transaction(transaction);
-        let started = self.environment.now();
-        let mut pause = FIRST_PAUSE;
+        let items: Result<Vec<_>, _> =
+            transaction.actions.iter().map(|action| self.write_item(action)).collect();
+        let items = items.map_err(|failure| failure.into_error(&what))?;
+        let mut waiting = Waiting::new(self);
+        let mut sending = Sending::new(token.to_owned(), &self.clock);
+        let mut spending = None;
         let mut answer_lost = false;
-        let mut bound = transaction.actions.iter().any(|action| action.role == Role::Record);
-        let mut refused = None;
+        let bound = transaction.actions.iter().any(|action| action.role == Role::Record);
+        let (mut refused, mut doubted) = (None, false);
         loop {
-            let failure = match self.transact_once(transaction, token).await {
+            let failure = match self.send(items.clone(), &sending).await {
                 Ok(()) => return Ok(Ok(())),
                 // The token was spent, and the answer to that was lost.
-                Err(Failure::TokenUsed) if refused.is_some() => return Ok(Err(refused.unwrap_or_default())),
+                Err(Failure::TokenUsed) if refused.is_some() && !doubted => {
+                    return Ok(Err(refused.unwrap_or_default()));
+                }
                 Err(Failure::Cancelled(reasons)) => match classify(&reasons) {
                     Cancelled::Conditions(_) if !answer_lost || bound => return Ok(Err(reasons)),
-                    Cancelled::Conditions(_) => match self.spend(transaction, token).await {
-                        Ok(()) => return Ok(Err(reasons)),
-                        // By this transaction itself: a resend says what became of it.
-                        Err(Failure::TokenUsed) => {
-                            bound = true;
-                            continue;
+                    // The server has said that the token was used, and judges its request as if it was not.
+                    Cancelled::Conditions(_) if doubted => Failure::TokenUsed,
+                    Cancelled::Conditions(_) => {
+                        let spending = spending.get_or_insert_with(|| sending.of_another_body());
+                        match self.spend(transaction, spending).await {
+                            Ok(()) => return Ok(Err(reasons)),
+                            // By this transaction, if the server is right: only a resend that succeeds says so.
+                            Err(Failure::TokenUsed) => {
+                                doubted = true;
+                                continue;
+                            }
+                            Err(failure) => {
+                                refused = Some(reasons);
+                                failure
+                            }
                         }
-                        Err(failure) => {
-                            refused = Some(reasons);
-                            failure
-                        }
-                    },
+                    }
                     Cancelled::Conflict => Failure::Conflict,
                     Cancelled::Throttled => Failure::Throttled,
                     Cancelled::Unexplained => {
                         Failure::Passing("the transaction was cancelled without a reason".to_owned())
                     }
                     Cancelled::Invalid(index) => {
-                        return Err(self.refused(
-                            transaction,
-                            index,
-                            ErrorKind::InvalidInput,
-                            "is not valid",
-                        ));
+                        self.refused(transaction, index, ErrorKind::InvalidInput, "is not valid")
                     }
                     Cancelled::AccessDenied(index) => {
-                        return Err(self.refused(
-                            transaction,
-                            index,
-                            ErrorKind::AccessDenied,
-                            "is not allowed",
-                        ));
+                        self.refused(transaction, index, ErrorKind::AccessDenied, "is not allowed")
                     }
                     Cancelled::Unknown(index) => {
                         let text =
                             format!("failed for a reason that this version does not know: {reasons:?}");
-                        return Err(self.refused(transaction, index, ErrorKind::Internal, &text));
+                        self.refused(transaction, index, ErrorKind::Internal, &text)
                     }
                 },
                 Err(failure) => failure,
             };
             self.meter.failed(&failure);
-            answer_lost |= matches!(failure, Failure::Lost(_));
-            if !failure.may_pass() || elapsed(started, self.environment.now()) + pause > self.patience {
+            answer_lost |= failure.is_lost();
+            let stays_unknown = answer_lost && failure.needs_token();
+            if failure.needs_token() && !answer_lost {
+                sending = Sending::new(self.environment.id(), &self.clock);
+            }
+            if stays_unknown || !failure.may_pass() || !waiting.again().await {
                 return Err(if answer_lost {
                     Error::new(ErrorKind::OutcomeUnknown, format!("{what}: the answer was lost: {failure}"))
                         .next("read the key; the write may or may not have landed")
@@ -455,22 +553,20 @@ impl Tables {
                     failure.into_error(&what)
                 });
             }
-            tokio::time::sleep(self.environment.jitter(pause)).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 
     /// Uses a token up: on a check of an item that nobody ever writes, in a table that the transaction writes.
-    async fn spend(&self, transaction: &Transaction, token: &str) -> Result<(), Failure> {
+    async fn spend(&self, transaction: &Transaction, spending: &Sending) -> Result<(), Failure> {
         let check = transaction.actions.first().map(|first| Action {
-            key: format!("{SPENT_PREFIX}{token}"),
+            key: format!("{SPENT_PREFIX}{}", spending.token()),
             write: Write::Check,
             condition: Condition::Absent,
             role: Role::Record,
             ..first.clone()
         });
-        let spent = self.transact_once(&Transaction { actions: check.into_iter().collect() }, token).await;
-        spent.map_err(|failure| match failure {
+        let items = check.iter().map(|check| self.write_item(check)).collect::<Result<_, _>>()?;
+        self.send(items, spending).await.map_err(|failure| match failure {
             Failure::Cancelled(reasons) => match classify(&reasons) {
                 Cancelled::Throttled => Failure::Throttled,
                 _ => Failure::Passing(format!("spending a token was refused: {reasons:?}")),
@@ -479,20 +575,24 @@ impl Tables {
         })
     }
 
-    async fn transact_once(&self, transaction: &Transaction, token: &str) -> Result<(), Failure> {
-        let items =
-            transaction.actions.iter().map(|action| self.write_item(action)).collect::<Result<_, _>>()?;
-        let answer = self
-            .client
-            .transact_write_items()
-            .set_transact_items(Some(items))
-            .client_request_token(token)
-            .return_consumed_capacity(ReturnConsumedCapacity::Total)
-            .send()
-            .await
-            .map_err(|error| Failure::of_transact_write(&error))?;
-        self.meter.writes("TransactWriteItems", answer.consumed_capacity());
-        Ok(())
+    async fn send(&self, items: Vec<TransactWriteItem>, sending: &Sending) -> Result<(), Failure> {
+        let signed = self.clock.now();
+        let sent = self.bounded(Box::pin(async {
+            let request = self
+                .client
+                .transact_write_items()
+                .set_transact_items(Some(items))
+                .client_request_token(sending.token())
+                .return_consumed_capacity(ReturnConsumedCapacity::Total);
+            let answer = request.customize().interceptor(sending.clone()).send().await;
+            let answer = answer.map_err(|error| match sending.is_late() {
+                true => Failure::Late,
+                false => Failure::of_transact_write(&error),
+            })?;
+            self.meter.writes("TransactWriteItems", answer.consumed_capacity());
+            Ok(())
+        }));
+        sent.await.map_err(|failure| self.judged(failure, signed))
     }
 
     fn describe_transaction(&self, transaction: &Transaction) -> String {
@@ -505,11 +605,15 @@ impl Tables {
         )
     }
 
-    fn refused(&self, transaction: &Transaction, index: usize, kind: ErrorKind, text: &str) -> Error {
+    fn refused(&self, transaction: &Transaction, index: usize, kind: ErrorKind, text: &str) -> Failure {
         let action = transaction.actions.get(index);
         let item = action.map(|action| format!("{:?} of {}", action.key, self.name(action.side)));
         let error = Error::new(kind, format!("the write of {} {text}", item.unwrap_or_default()));
-        if kind == ErrorKind::AccessDenied { error.next(failure::GRANT_ACCESS) } else { error }
+        Failure::Fatal(if kind == ErrorKind::AccessDenied {
+            error.next(failure::GRANT_ACCESS)
+        } else {
+            error
+        })
     }
 
     /// A record of the migrator and the bytes that it was read from, strongly consistent; `None` where there is none.

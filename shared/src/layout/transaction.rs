@@ -76,6 +76,8 @@ pub enum Role {
     Target,
     /// The key that the caller wants unchanged.
     Guard,
+    /// The key that the caller puts whatever it was, so that others see that something has changed.
+    Signal,
     /// The write barrier.
     Barrier,
     /// A record of the migrator.
@@ -191,12 +193,28 @@ pub struct Change<'a> {
     pub new: Option<&'a [u8]>,
     /// Another key and the value that it must have.
     pub guard: Option<(&'a str, &'a [u8])>,
+    /// A third key and the value that it gets, whatever it was.
+    pub signal: Option<(&'a str, &'a [u8])>,
 }
 
-impl Change<'_> {
+impl<'a> Change<'a> {
+    /// A change of one key from `expected` to `new`, and of nothing else.
+    pub fn new(key: &'a str, expected: Option<&'a [u8]>, new: Option<&'a [u8]>) -> Self {
+        Self { key, expected, new, guard: None, signal: None }
+    }
+
     fn write(&self) -> Write {
         self.new.map_or(Write::Delete, |value| Write::Put(value.to_vec()))
     }
+}
+
+/// The signal is put, whatever it was.
+fn signal_v1((key, value): (&str, &[u8])) -> Action {
+    Action::v1(key, Write::Put(value.to_vec()), Condition::None, Role::Signal)
+}
+
+fn signal_v2(layout: &Layout, (key, value): (&str, &[u8])) -> Action {
+    Action::v2(layout, key, Write::Put(value.to_vec()), Condition::None, Role::Signal)
 }
 
 /// The barrier is absent.
@@ -211,6 +229,7 @@ pub fn v1_only(change: &Change<'_>) -> Transaction {
     if let Some((key, value)) = change.guard {
         actions.push(Action::v1(key, Write::Check, Condition::Equals(value.to_vec()), Role::Guard));
     }
+    actions.extend(change.signal.map(signal_v1));
     actions.push(barrier_absent());
     Transaction { actions }
 }
@@ -237,6 +256,9 @@ pub fn dual_before_marker(layout: &Layout, change: &Change<'_>) -> Transaction {
             Role::Guard,
         ));
     }
+    if let Some(signal) = change.signal {
+        actions.extend([signal_v1(signal), signal_v2(layout, signal)]);
+    }
     actions.push(barrier_absent());
     Transaction { actions }
 }
@@ -255,6 +277,10 @@ pub fn after_marker(layout: &Layout, change: &Change<'_>, mirror: bool) -> Trans
     }
     if let Some((key, value)) = change.guard {
         actions.push(Action::v2(layout, key, Write::Check, Condition::Equals(value.to_vec()), Role::Guard));
+    }
+    if let Some(signal) = change.signal {
+        actions.push(signal_v2(layout, signal));
+        actions.extend(mirror.then(|| signal_v1(signal)));
     }
     Transaction { actions }
 }
@@ -290,7 +316,7 @@ mod tests {
     }
 
     fn change(expected: Option<&'static [u8]>, new: Option<&'static [u8]>) -> Change<'static> {
-        Change { key: "tbl/a", expected, new, guard: None }
+        Change::new("tbl/a", expected, new)
     }
 
     #[test]
@@ -334,6 +360,38 @@ mod tests {
         );
         let after = after_marker(&layout, &guarded, true);
         assert_eq!(rows(&after)[2..], [(Side::V2, G.0, &Write::Check, &held, Role::Guard)]);
+    }
+
+    #[test]
+    fn a_signal_is_put_without_a_condition_wherever_the_target_is_written() {
+        let layout = Layout::default();
+        let signal = ("__lake_internal/catalog-directory-generation", &b"2"[..]);
+        let put = Write::Put(b"2".to_vec());
+        let row = |side: Side| (side, signal.0, &put, &Condition::None, Role::Signal);
+        for guard in [None, Some(G)] {
+            let signaled = Change { signal: Some(signal), guard, ..change(Some(E), Some(N)) };
+            let plain = Change { signal: None, ..signaled };
+            for (with, without, sides) in [
+                (v1_only(&signaled), v1_only(&plain), &[Side::V1][..]),
+                (
+                    dual_before_marker(&layout, &signaled),
+                    dual_before_marker(&layout, &plain),
+                    &[Side::V1, Side::V2],
+                ),
+                (
+                    after_marker(&layout, &signaled, true),
+                    after_marker(&layout, &plain, true),
+                    &[Side::V2, Side::V1],
+                ),
+                (after_marker(&layout, &signaled, false), after_marker(&layout, &plain, false), &[Side::V2]),
+            ] {
+                with.check(&layout).unwrap();
+                let (signals, others): (Vec<_>, Vec<_>) =
+                    rows(&with).into_iter().partition(|row| row.4 == Role::Signal);
+                assert_eq!(signals, sides.iter().map(|side| row(*side)).collect::<Vec<_>>());
+                assert_eq!(others, rows(&without));
+            }
+        }
     }
 
     #[test]

@@ -171,7 +171,7 @@ impl Compare {
                 Side::V2 => difference(tables, found, Some(&item)),
             };
             if kind.is_some() && matches!(self.kind, Kind::Rehearsal) && is_at_home(tables, &item) {
-                let (v1, v2) = tables.get_both(&item.key).await?;
+                let (v1, v2) = tables.get_settled(&item.key).await?;
                 kind = difference(tables, v1.as_ref(), v2.as_ref());
             }
             // A copy that v1 does not know is no item of the migration; its count must not hide a loss.

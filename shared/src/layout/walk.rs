@@ -21,8 +21,9 @@ pub const DEFAULT_PAGE_SIZE: u32 = 1000;
 /// Largest page that the input may ask for; a Scan ends at 1 MB anyway.
 pub const MOST_PAGE_SIZE: u32 = 10_000;
 
-/// How long a request is tried again within a step that is ended from outside: less than what a step leaves unused
-/// before its deadline, so that a stuck table ends in a typed error.
+/// How long one request is tried again within a step that is ended from outside: less than what a step leaves unused
+/// before its deadline. All that waits in a step, one request after another, is bounded by the deadline itself
+/// ([`Tables::until`]).
 const STEP_PATIENCE: Duration = Duration::from_secs(8);
 
 /// Detail of an output: what this invocation alone did, while the progress is the segment's running total.
@@ -130,7 +131,7 @@ impl Walker {
         check_input(&input)?;
         let mut tables = tables.clone();
         if budget.has_deadline() {
-            tables = tables.patient(STEP_PATIENCE);
+            tables = tables.patient(STEP_PATIENCE).until(&budget);
         }
         let key = walk.key(input.segment);
         let writer = tables.environment().id();

@@ -8,7 +8,7 @@
 pub enum Target {
     /// Any key of the v1 table.
     V1,
-    /// Keys of the v1 table under `__lake_internal/`, the only ones that are ever written there.
+    /// Keys of the v1 table under `__lake_internal/dynamo-prefix-v2`, the only ones that are ever written there.
     V1Internal,
     /// The v2 table.
     V2,

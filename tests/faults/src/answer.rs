@@ -1,6 +1,13 @@
 //! Bodies as the services write them.
 
+use jiff::civil::DateTime;
+use jiff::fmt::rfc2822::DateTimePrinter;
+use jiff::tz::TimeZone;
+use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
+
+/// How far a signature may be from the server's time.
+const MOST_SKEW: SignedDuration = SignedDuration::from_mins(5);
 
 /// A DynamoDB error: status and body.
 pub(crate) fn dynamodb_error(name: &str) -> (u16, String) {
@@ -10,6 +17,18 @@ pub(crate) fn dynamodb_error(name: &str) -> (u16, String) {
         "message": format!("{name}, by a rule of the fault proxy"),
     });
     (status, body.to_string())
+}
+
+/// `Date` of a server whose clock is so many seconds ahead, and whether it takes what was signed at `X-Amz-Date`.
+pub(crate) fn clock(ahead: i64, signed: &str) -> (String, bool) {
+    #[allow(clippy::disallowed_methods, reason = "a server has a clock")]
+    let now = Timestamp::now();
+    let now = now.checked_add(SignedDuration::from_secs(ahead)).unwrap_or(now);
+    let signed = DateTime::strptime("%Y%m%dT%H%M%SZ", signed).ok();
+    let signed = signed.and_then(|signed| TimeZone::UTC.to_timestamp(signed).ok());
+    let good = signed.is_some_and(|signed| now.duration_since(signed).abs() <= MOST_SKEW);
+    let date = DateTimePrinter::new().timestamp_to_rfc9110_string(&now).unwrap_or_default();
+    (date, good)
 }
 
 /// A cancelled transaction of `actions` actions.

@@ -8,5 +8,5 @@ pub mod control;
 mod proxy;
 pub mod rule;
 
-pub use proxy::{Proxy, Statistics};
+pub use proxy::{Kept, Proxy, Statistics};
 pub use rule::{Fault, Rule};

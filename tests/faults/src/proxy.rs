@@ -12,7 +12,7 @@ use futures::stream;
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
-use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, TRANSFER_ENCODING};
+use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, DATE, HeaderMap, TRANSFER_ENCODING};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_util::client::legacy::Client;
@@ -43,10 +43,20 @@ pub struct Statistics {
     pub write_units: f64,
 }
 
+/// A request that a rule has kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kept {
+    /// `X-Amz-Date`: when it was signed.
+    pub signed: String,
+    /// The body, to the byte.
+    pub body: Bytes,
+}
+
 struct Active {
     rule: Rule,
     matched: u64,
     hits: u64,
+    kept: Vec<Kept>,
     released: watch::Sender<bool>,
 }
 
@@ -85,6 +95,12 @@ struct Whole {
     body: Bytes,
 }
 
+impl Whole {
+    fn signed(&self) -> &str {
+        self.headers.get("x-amz-date").and_then(|date| date.to_str().ok()).unwrap_or_default()
+    }
+}
+
 impl Shared {
     fn locked<T>(&self, look: impl FnOnce(&mut Vec<Active>) -> T) -> T {
         look(&mut self.rules.lock().unwrap_or_else(PoisonError::into_inner))
@@ -100,7 +116,13 @@ impl Shared {
             statistics.hits.insert(rule.name.clone(), 0);
         });
         self.locked(|rules| {
-            rules.push(Active { rule, matched: 0, hits: 0, released: watch::Sender::new(false) });
+            rules.push(Active {
+                rule,
+                matched: 0,
+                hits: 0,
+                kept: Vec::new(),
+                released: watch::Sender::new(false),
+            });
         });
     }
 
@@ -144,6 +166,10 @@ impl Shared {
                 active.matched += 1;
                 if active.rule.hits(matched, active.hits) {
                     active.hits += 1;
+                    if active.rule.keep {
+                        let (signed, body) = (request.signed().to_owned(), request.body.clone());
+                        active.kept.push(Kept { signed, body });
+                    }
                     let name = active.rule.name.clone();
                     return Some((name, active.rule.fault.clone(), active.hits, active.released.subscribe()));
                 }
@@ -227,6 +253,17 @@ impl Shared {
                 let actions = answer::actions(&String::from_utf8_lossy(&request.body));
                 let (status, body) = answer::cancelled(&reasons, actions);
                 json(status, body)
+            }
+            Fault::Clock { ahead, refuses } => {
+                let (now, good) = answer::clock(ahead, request.signed());
+                let mut answer = if refuses && !good {
+                    let (status, body) = answer::dynamodb_error("InvalidSignatureException");
+                    json(status, body)?
+                } else {
+                    whole(self.forward(&request, body).await?)
+                };
+                answer.headers_mut().insert(DATE, now.parse()?);
+                Ok(answer)
             }
             Fault::S3Error { status, code } => {
                 let body = answer::s3_error(&code, &request.path);
@@ -370,6 +407,14 @@ impl Proxy {
     /// Requests that a rule hit since it was added.
     pub fn hits(&self, name: &str) -> u64 {
         self.statistics().hits.get(name).copied().unwrap_or_default()
+    }
+
+    /// What a rule that keeps has hit, in order.
+    pub fn kept(&self, name: &str) -> Vec<Kept> {
+        let of = |rules: &mut Vec<Active>| {
+            rules.iter().find(|active| active.rule.name == name).map(|active| active.kept.clone())
+        };
+        self.shared.locked(of).unwrap_or_default()
     }
 
     /// Waits until a rule has hit so many requests.

@@ -54,6 +54,14 @@ pub enum Fault {
         /// The body.
         body: String,
     },
+    /// The server's clock is so many seconds ahead, or behind: what was not signed within five minutes of it is refused
+    /// as DynamoDB refuses it, and every answer carries its time.
+    Clock {
+        /// Seconds.
+        ahead: i64,
+        /// False: nothing is refused.
+        refuses: bool,
+    },
     /// Half of each table's keys of a BatchGetItem are forwarded, the other half comes back unprocessed.
     Unprocessed,
     /// A planted bug: a TransactWriteItems is forwarded with actions that lack their condition, or do nothing.
@@ -100,6 +108,9 @@ pub struct Rule {
     /// Decides which ones.
     #[serde(default)]
     pub seed: u64,
+    /// Keeps what it hits, for whoever owns the proxy.
+    #[serde(default)]
+    pub keep: bool,
     /// What happens.
     pub fault: Fault,
 }
@@ -129,8 +140,16 @@ impl Rule {
             times: None,
             probability: 1.0,
             seed: 0,
+            keep: false,
             fault,
         }
+    }
+
+    /// Keeps what it hits ([`crate::Proxy::kept`]).
+    #[must_use]
+    pub fn keeping(mut self) -> Self {
+        self.keep = true;
+        self
     }
 
     /// Only this operation.

@@ -93,7 +93,7 @@ impl Answers {
     pub fn new(flaw: Option<Flaw>) -> Self {
         let layout = Layout::default();
         let change = |expected: Option<&'static [u8]>, new: Option<&'static [u8]>| {
-            dual_before_marker(&layout, &Change { key: "t/k0", expected, new, guard: None })
+            dual_before_marker(&layout, &Change::new("t/k0", expected, new))
         };
         let intent = |label: &str, transaction: Transaction| Intent::of(Who::Dual, label, transaction);
         Self {

@@ -391,7 +391,7 @@ mod tests {
     #[test]
     fn a_transaction_commits_whole_or_says_which_conditions_failed() {
         let layout = Layout::default();
-        let create = Change { key: "t/0", expected: None, new: Some(b"a"), guard: None };
+        let create = Change::new("t/0", None, Some(b"a"));
         let mut tables = Tables::default();
         assert_eq!(tables.apply(&dual_before_marker(&layout, &create)), Ok(()));
         assert_eq!(tables.iter().count(), 2);

@@ -277,6 +277,7 @@ async fn finish(stage: &Arc<Stage>, mut sleeper: Node, planted: Option<&Rule>, s
     }
     // Reads v1 for the last time, while nobody writes v2 alone; later it may only try to write.
     sleeper.read_all().await;
+    lake.stamp_audit().await;
     let mut late = JoinSet::new();
     for (n, mode) in [Mode::Dual, Mode::V2Only].into_iter().enumerate() {
         let tables = tables_through(&stage.proxy);

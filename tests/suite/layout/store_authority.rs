@@ -17,7 +17,7 @@ async fn a_stale_dual_node_is_refused_by_the_barrier_finds_the_marker_and_succee
     let stale = lake.store(Mode::Dual).await;
     stale.cas("tbl/a", None, Some(b"1")).await.unwrap();
     stale.cas("lease", None, Some(b"held")).await.unwrap();
-    lake.publish().await;
+    lake.publish_audited().await;
     assert_eq!(stale.authority(), Authority::V1);
     assert_eq!(stale.cas("tbl/a", Some(b"1"), Some(b"2")).await.unwrap(), Mutation::Applied);
     assert_eq!(stale.authority(), Authority::V2);
@@ -29,7 +29,7 @@ async fn a_stale_dual_node_is_refused_by_the_barrier_finds_the_marker_and_succee
         lake.remove(Side::V1, MARKER_KEY).await;
         lake.remove(Side::V1, BARRIER_KEY).await;
         let stale = lake.store(Mode::Dual).await;
-        lake.publish().await;
+        lake.publish_audited().await;
         let key = if change.0.is_none() { "tbl/new" } else { "tbl/a" };
         let answer = stale.guarded_mutate(("lease", b"held"), key, change.0, change.1).await.unwrap();
         assert_eq!(answer, Mutation::Applied, "{key}");
@@ -44,7 +44,7 @@ async fn a_stale_dual_node_cannot_regress_a_newer_v2_value() {
     for key in ["tbl/updated", "tbl/deleted", "tbl/again"] {
         stale.cas(key, None, Some(b"old")).await.unwrap();
     }
-    lake.publish().await;
+    lake.publish_audited().await;
     // v2-only nodes go on; v1 still shows what the stale node knows.
     let newer = lake.store(Mode::V2Only).await;
     newer.cas("tbl/updated", Some(b"old"), Some(b"new")).await.unwrap();
@@ -72,7 +72,7 @@ async fn stale_again(lake: &Lake) -> MetaStore {
     lake.remove(Side::V1, MARKER_KEY).await;
     lake.remove(Side::V1, BARRIER_KEY).await;
     let stale = lake.store(Mode::Dual).await;
-    lake.publish().await;
+    lake.publish_audited().await;
     assert_eq!(stale.authority(), Authority::V1);
     stale
 }
@@ -84,7 +84,7 @@ async fn a_node_that_sees_v1_reads_the_marker_again_after_thirty_seconds_and_nev
     lake.put(Side::V2, "tbl/a", b"new").await;
     let clock = Arc::new(ShiftedClock::default());
     let store = MetaStore::open(lake.tables_at(&clock), Mode::Dual).await.unwrap();
-    lake.publish().await;
+    lake.publish_audited().await;
     assert_eq!(store.get("tbl/a").await.unwrap().as_deref(), Some(&b"old"[..]));
     clock.advance(AUTHORITY_REFRESH);
     assert_eq!(store.get("tbl/a").await.unwrap().as_deref(), Some(&b"new"[..]));
@@ -101,7 +101,7 @@ async fn a_v1_only_node_stops_at_the_marker_and_a_v2_only_node_does_not_start_be
     assert_eq!(early.kind(), ErrorKind::AuthorityChanged);
     let v1_only = lake.store(Mode::V1Only).await;
     v1_only.cas("tbl/a", None, Some(b"1")).await.unwrap();
-    lake.publish().await;
+    lake.publish_audited().await;
     let before = lake.everything().await;
     let late = v1_only.cas("tbl/a", Some(b"1"), Some(b"2")).await.unwrap_err();
     assert_eq!(late.kind(), ErrorKind::AlreadyFinalized);
@@ -130,7 +130,7 @@ async fn a_marker_with_an_unknown_value_stops_every_node_and_changes_nothing() {
 async fn after_the_marker_v2_only_and_dual_nodes_write_the_same_keys_in_turn_and_v2_decides() {
     let lake = Lake::empty().await;
     let stale = lake.store(Mode::Dual).await;
-    lake.publish().await;
+    lake.publish_audited().await;
     let dual = lake.store(Mode::Dual).await;
     let v2_only = lake.store(Mode::V2Only).await;
     let nodes = [&v2_only, &dual, &v2_only, &stale];

@@ -24,7 +24,7 @@ async fn a_dual_node_refuses_keys_that_v2_cannot_hold_before_anything_is_sent() 
     let lake = Lake::empty().await;
     for (published, modes) in [(false, &[Mode::Dual][..]), (true, &[Mode::Dual, Mode::V2Only][..])] {
         if published {
-            lake.publish().await;
+            lake.publish_audited().await;
         }
         for mode in modes {
             let store = lake.store(*mode).await;
@@ -44,7 +44,7 @@ async fn a_dual_node_refuses_keys_that_v2_cannot_hold_before_anything_is_sent() 
                 let guarded = store.guarded_mutate((&key, b"held"), "tbl/a", None, Some(b"v")).await;
                 assert_eq!(kind(guarded), expected, "a guard of {bytes} bytes");
             }
-            for key in ["", "__lake_internal/x", "__lake_internal/dynamo-prefix-v2/plan"] {
+            for key in ["", "__lake_internal/dynamo-prefix-v2x", "__lake_internal/dynamo-prefix-v2/plan"] {
                 assert_eq!(kind(store.cas(key, None, Some(b"v")).await), ErrorKind::InvalidKey);
                 assert_eq!(kind(store.get(key).await), ErrorKind::InvalidKey);
             }
@@ -93,7 +93,7 @@ async fn a_key_that_v2_cannot_hold_reads_as_too_long_under_v2_and_is_never_sent(
     lake.put(Side::V1, &key_of(1025), b"v").await;
     let v1 = lake.store(Mode::Dual).await;
     assert_eq!(v1.get(&key_of(1025)).await.unwrap().as_deref(), Some(&b"v"[..]));
-    lake.publish().await;
+    lake.publish_audited().await;
     let v2 = lake.store(Mode::Dual).await;
     let sent = v2.usage().all_requests();
     assert_eq!(kind(v2.get(&key_of(1025)).await), ErrorKind::KeyTooLong);
@@ -115,7 +115,7 @@ async fn values_and_keys_are_bytes_and_survive_every_path() {
     let keys = ["t/\u{e9}", "t/e\u{301}", "t/a#0f", "t//", "t/a\0b", "t/\u{1f5dd}"];
     for published in [false, true] {
         if published {
-            lake.publish().await;
+            lake.publish_audited().await;
         }
         let store = lake.store(Mode::Dual).await;
         let mut expected: Vec<(String, Vec<u8>)> = Vec::new();

@@ -175,7 +175,7 @@ fn rows_after_the_marker() -> Vec<Row> {
 #[tokio::test]
 async fn after_the_marker_v2_decides_and_a_dual_node_heals_the_mirror() {
     let lake = Lake::empty().await;
-    lake.publish().await;
+    lake.publish_audited().await;
     let store = lake.store(Mode::Dual).await;
     assert_eq!(store.authority(), Authority::V2);
     hold(&lake, &store, &rows_after_the_marker(), (true, true)).await;
@@ -184,7 +184,7 @@ async fn after_the_marker_v2_decides_and_a_dual_node_heals_the_mirror() {
 #[tokio::test]
 async fn after_the_marker_a_v2_only_node_writes_v2_alone() {
     let lake = Lake::empty().await;
-    lake.publish().await;
+    lake.publish_audited().await;
     let store = lake.store(Mode::V2Only).await;
     hold(&lake, &store, &rows_after_the_marker(), (false, true)).await;
     assert!(!store.usage().requests.contains_key("Scan v1"));

@@ -14,10 +14,11 @@ use metashift::crash::{self, Hook};
 use metashift::environment::{Clock, Environment, SystemClock, SystemEntropy};
 use metashift::layout::cutover::{Evidence, Start};
 use metashift::layout::generation::{PlanWish, load_plan};
+use metashift::layout::key::is_internal;
 use metashift::layout::preflight::Accepted;
-use metashift::layout::records::plan::{OnFailure, Plan};
+use metashift::layout::records::plan::{self, Audited, OnFailure, Plan, State};
 use metashift::layout::records::segment::{Segment, Walk};
-use metashift::layout::records::{BARRIER_KEY, BARRIER_VALUE, MARKER_KEY, MARKER_VALUE};
+use metashift::layout::records::{self, BARRIER_KEY, BARRIER_VALUE, MARKER_KEY, MARKER_VALUE};
 use metashift::layout::run::Run;
 use metashift::layout::transaction::Side;
 use metashift::layout::{Layout, MetaStore, Mode, Tables};
@@ -120,10 +121,31 @@ impl Lake {
         self.tables.get(side, key).await.unwrap().map(|item| item.value().unwrap().to_vec())
     }
 
-    /// Puts barrier and marker as a finalization leaves them.
+    /// Puts barrier, marker and a final plan as a finalization and a clean audit leave them.
+    pub(crate) async fn publish_audited(&self) {
+        self.publish().await;
+        let first = || Plan::first(Layout::default().fingerprint(), 1);
+        let plan = self.plan().await.unwrap_or_else(first);
+        self.put_plan(&Plan { state: State::Final, ..plan }).await;
+        self.stamp_audit().await;
+    }
+
+    /// Puts barrier and marker as another migrator's finalization leaves them.
     pub(crate) async fn publish(&self) {
         self.put(Side::V1, BARRIER_KEY, BARRIER_VALUE).await;
         self.put(Side::V1, MARKER_KEY, MARKER_VALUE).await;
+    }
+
+    /// Says in the plan that an audit after the marker was clean.
+    pub(crate) async fn stamp_audit(&self) {
+        let audited = Some(Audited { at: SystemClock.now(), run: "audit".to_owned() });
+        let plan = self.plan().await.unwrap();
+        self.put_plan(&Plan { audited, ..plan }).await;
+    }
+
+    /// Puts a plan as it is.
+    pub(crate) async fn put_plan(&self, plan: &Plan) {
+        self.put(Side::V1, plan::KEY, &records::encode(plan).unwrap()).await;
     }
 
     /// Everything in both tables, for "nothing was changed".
@@ -188,8 +210,7 @@ impl Lake {
     pub(crate) async fn assert_equal(&self) -> usize {
         let layout = Layout::default();
         let v1 = self.v1().await;
-        let users: BTreeMap<_, _> =
-            v1.into_iter().filter(|(key, _)| !key.starts_with("__lake_internal/")).collect();
+        let users: BTreeMap<_, _> = v1.into_iter().filter(|(key, _)| !is_internal(key)).collect();
         let v2 = self.v2().await;
         for (key, (bucket, _)) in &v2 {
             assert_eq!(bucket.as_deref(), Some(layout.bucket(key).as_str()), "{key}");
@@ -200,20 +221,34 @@ impl Lake {
     }
 }
 
-/// The system's clock, ahead by as much as a test says.
+/// The system's clocks, ahead by as much as a test says.
 #[derive(Debug, Default)]
-pub(crate) struct ShiftedClock(AtomicI64);
+pub(crate) struct ShiftedClock {
+    wall: AtomicI64,
+    boot: AtomicI64,
+}
 
 impl ShiftedClock {
-    /// Goes ahead by `time`.
+    /// Both go ahead by `time`.
     pub(crate) fn advance(&self, time: Duration) {
-        self.0.fetch_add(i64::try_from(time.as_millis()).unwrap(), Ordering::SeqCst);
+        let millis = i64::try_from(time.as_millis()).unwrap();
+        self.shift(millis, millis);
+    }
+
+    /// Each goes by so many milliseconds, ahead or back.
+    pub(crate) fn shift(&self, wall: i64, boot: i64) {
+        self.wall.fetch_add(wall, Ordering::SeqCst);
+        self.boot.fetch_add(boot, Ordering::SeqCst);
     }
 }
 
 impl Clock for ShiftedClock {
     fn now(&self) -> Timestamp {
-        SystemClock.now() + SignedDuration::from_millis(self.0.load(Ordering::SeqCst))
+        SystemClock.now() + SignedDuration::from_millis(self.wall.load(Ordering::SeqCst))
+    }
+
+    fn boot(&self) -> Duration {
+        SystemClock.boot() + Duration::from_millis(self.boot.load(Ordering::SeqCst).try_into().unwrap())
     }
 }
 

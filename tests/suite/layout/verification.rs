@@ -16,9 +16,10 @@ use metashift::step::{Status, StepOutput};
 use metashift::{ErrorKind, Result, crash};
 use metashift_faults::{Fault, Rule};
 use metashift_sandbox::{Workload, seed};
+use serde_json::json;
 use tokio::task::JoinHandle;
 
-use super::support::{Freeze, Lake, on, pages, start, tables_through};
+use super::support::{Freeze, Lake, TABLE, acknowledged, on, pages, start, tables_through};
 
 /// A lake that is backfilled.
 async fn migrated(items: u32, segments: u32) -> Lake {
@@ -381,4 +382,42 @@ async fn where_naming_the_keys_ends_early_the_run_still_says_that_the_tables_dif
     assert_eq!(error.kind(), ErrorKind::VerificationFailed);
     assert!(error.message().contains("naming the keys ended early: AccessDenied"), "{error}");
     assert!(lake.store(Mode::Dual).await.cas("tbl/after", None, Some(b"v")).await.is_ok());
+}
+
+#[tokio::test]
+async fn many_and_odd_families_leave_bounded_records_and_results() {
+    let lake = Lake::empty().await;
+    for n in 0..120 {
+        lake.put(Side::V1, &format!("family-{n:03}/k"), b"v").await;
+    }
+    // As JSON six bytes each: names of 100 such families alone would exceed an item.
+    for n in 0..20 {
+        lake.put(Side::V1, &format!("{}{n:02}/k", "\u{1}".repeat(1000)), b"v").await;
+    }
+    let finished = lake.run(2).finalize(&start("e1"), &acknowledged()).await.unwrap();
+    assert_eq!(finished.verified, 140);
+    for segment in 0..2 {
+        let walk = Walk::Verify { epoch: "e1".to_owned(), side: Side::V2 };
+        let bytes = lake.value(Side::V1, &walk.key(segment)).await.unwrap().len();
+        assert!(bytes < 64 * 1024, "{bytes}");
+    }
+    let mut input = json!({ "version": 1, "table": TABLE });
+    let (mut calls, mut read) = (0, 0);
+    loop {
+        let parsed = metashift::layout::input::parse(input.clone()).unwrap();
+        let output =
+            metashift::layout::steps::verify_prefix_reads(&lake.tables, parsed, &pages(9)).await.unwrap();
+        let text = serde_json::to_string(&output).unwrap();
+        assert!(text.len() < 32 * 1024, "{} bytes", text.len());
+        let answer: serde_json::Value = serde_json::from_str(&text).unwrap();
+        read += answer["progress"]["scanned"].as_u64().unwrap();
+        calls += 1;
+        assert_eq!(answer["status"], if answer["after"].is_null() { "done" } else { "continue" });
+        if answer["after"].is_null() {
+            break;
+        }
+        input["after"] = answer["after"].clone();
+    }
+    assert_eq!(calls, 3);
+    assert!((120..=140).contains(&read), "{read}");
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use jiff::Timestamp;
 use metashift::environment::elapsed;
-use metashift::layout::key::INTERNAL_PREFIX;
+use metashift::layout::key::RESERVED_PREFIX;
 use metashift::layout::transaction::Side;
 use metashift::{Error, ErrorKind, Result};
 use serde_json::json;
@@ -60,12 +60,12 @@ pub(crate) async fn run(args: RetireArgs, output: &Output) -> Result<()> {
     let commands = commands(tables.name(Side::V1));
     let items = tables.describe(Side::V1).await?.map_or(0, |facts| facts.items);
     output.emit(&json!({
-        "userItems": items, "kept": INTERNAL_PREFIX, "commands": commands,
+        "userItems": items, "kept": RESERVED_PREFIX, "commands": commands,
         "obstacles": obstacles.iter().map(|one| json!({ "name": one.kind().name(), "message": one.message() }))
             .collect::<Vec<_>>(),
     }));
     output.say(format!(
-        "about {items} items of {} would go; those under {INTERNAL_PREFIX} stay, since every node reads the marker there",
+        "about {items} items of {} would go; those under {RESERVED_PREFIX} stay, since every node reads the marker there",
         tables.name(Side::V1)
     ));
     let mut obstacles = obstacles.into_iter();
@@ -92,7 +92,7 @@ fn commands(table: &str) -> Vec<String> {
         format!(
             "aws dynamodb scan --table-name {table} --projection-expression pk \\\n  \
              --filter-expression 'NOT begins_with(pk, :kept)' \\\n  \
-             --expression-attribute-values '{{\":kept\":{{\"S\":\"{INTERNAL_PREFIX}\"}}}}' --output json |\n  \
+             --expression-attribute-values '{{\":kept\":{{\"S\":\"{RESERVED_PREFIX}\"}}}}' --output json |\n  \
              jq -c '.Items as $all | range(0; $all | length; 25) as $n |\n    \
              {{\"{table}\": ($all[$n:$n + 25] | map({{DeleteRequest: {{Key: .}}}}))}}' |\n  \
              while IFS= read -r batch; do while [ \"$batch\" != '{{}}' ]; do\n    \

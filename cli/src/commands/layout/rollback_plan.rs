@@ -57,8 +57,10 @@ fn advice(state: Option<State>, marker: bool, barrier: bool) -> (bool, Vec<&'sta
         _ if barrier => (
             false,
             vec![
-                "a barrier stands that no plan of ours knows: another migrator may publish at any time",
-                "make sure that migrator is dead, and ask its operating guide how its barrier is released",
+                "another migrator has installed a write barrier, and may publish its marker at any time",
+                "make sure that migrator is dead",
+                "metashift layout abort --adopt-foreign-barrier   # removes its barrier",
+                "metashift layout rollback-plan                   # look again",
             ],
         ),
         None => (true, vec!["nothing was migrated yet: roll the nodes back as you like"]),

@@ -40,9 +40,10 @@ pub(super) async fn recheck(walker: &mut Walker, generation: u64) -> Result<Opti
     Ok(None)
 }
 
+/// A key that other writes keep busy stays recorded, for the next look.
 async fn recheck_one(walker: &mut Walker, record: &str, stored: &Stored<Reject>) -> Result<()> {
     let old = &stored.record;
-    loop {
+    for _ in 0..super::MOST_REFUSED {
         let verdict = settle(&walker.tables, &old.key).await?;
         let mut actions = Vec::new();
         match &verdict {
@@ -61,6 +62,7 @@ async fn recheck_one(walker: &mut Walker, record: &str, stored: &Stored<Reject>)
                 return Err(Error::new(ErrorKind::Internal, format!("{record}: {verdict:?}")));
             }
         }
+        let copying = matches!(verdict, Verdict::Copy(_));
         let sent = walker
             .commit(actions, |segment| {
                 if old.reason == reject::Reason::Diverged {
@@ -76,12 +78,18 @@ async fn recheck_one(walker: &mut Walker, record: &str, stored: &Stored<Reject>)
                     _ => {}
                 }
             })
-            .await?;
+            .await;
         match sent {
-            Ok(()) => return Ok(()),
+            Ok(Ok(())) => return Ok(()),
+            Err(error) if copying && error.kind() == ErrorKind::Contended => return Ok(()),
+            Err(error) => return Err(error),
             // A live writer moved the key in between: judge it again.
-            Err(reasons) if reasons.iter().any(|reason| matches!(reason, Reason::ConditionFailed(_))) => {}
-            Err(reasons) => return Err(Error::new(ErrorKind::Internal, format!("{record}: {reasons:?}"))),
+            Ok(Err(reasons)) if reasons.iter().any(|reason| matches!(reason, Reason::ConditionFailed(_))) => {
+            }
+            Ok(Err(reasons)) => {
+                return Err(Error::new(ErrorKind::Internal, format!("{record}: {reasons:?}")));
+            }
         }
     }
+    Ok(())
 }

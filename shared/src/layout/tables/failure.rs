@@ -8,6 +8,8 @@ use aws_sdk_dynamodb::operation::transact_get_items::TransactGetItemsError;
 use aws_sdk_dynamodb::operation::transact_write_items::TransactWriteItemsError;
 use aws_sdk_dynamodb::types::CancellationReason;
 use aws_smithy_runtime_api::http::Response;
+use jiff::Timestamp;
+use jiff::fmt::rfc2822::DateTimeParser;
 
 use crate::layout::outcome::{Cancelled, Reason, classify};
 use crate::{Error, ErrorKind};
@@ -15,6 +17,15 @@ use crate::{Error, ErrorKind};
 /// What to do about `AccessDenied`.
 pub(super) const GRANT_ACCESS: &str =
     "check the credentials and the policy; docs/operating.md lists the calls";
+
+/// Codes of a signature that the server takes for one of another time, or of another secret.
+const REFUSED_FOR_THEIR_TIME: [&str; 5] = [
+    "InvalidSignatureException",
+    "SignatureDoesNotMatch",
+    "RequestTimeTooSkewed",
+    "RequestExpired",
+    "RequestInTheFuture",
+];
 
 /// One attempt's failure.
 #[derive(Debug)]
@@ -33,6 +44,20 @@ pub(crate) enum Failure {
     Passing(String),
     /// The transaction was cancelled for these reasons.
     Cancelled(Vec<Reason>),
+    /// The server refused the signature and says what time it has; nothing was applied.
+    Clock {
+        /// The server's time.
+        server: Timestamp,
+        /// What it says.
+        message: String,
+    },
+    /// The request was not sent: its token is too old.
+    Late,
+    /// The invocation ends.
+    Ended {
+        /// The request may have been applied.
+        sent: bool,
+    },
     /// No attempt will succeed.
     Fatal(Error),
 }
@@ -45,8 +70,13 @@ impl Failure {
     {
         match error {
             SdkError::ServiceError(service) => {
-                let status = service.raw().status().as_u16();
-                Self::of_code(service.err().code(), service.err().message(), status)
+                let (code, message) = (service.err().code(), service.err().message());
+                if code.is_some_and(|code| REFUSED_FOR_THEIR_TIME.contains(&code))
+                    && let Some(server) = date(service.raw())
+                {
+                    return Self::Clock { server, message: message.unwrap_or("no message").to_owned() };
+                }
+                Self::of_code(code, message, service.raw().status().as_u16())
             }
             SdkError::ResponseError(response) if response.raw().status().as_u16() < 500 => {
                 Self::Lost("the answer is not one of DynamoDB".to_owned())
@@ -97,6 +127,10 @@ impl Failure {
             "AccessDeniedException"
             | "UnrecognizedClientException"
             | "InvalidSignatureException"
+            | "SignatureDoesNotMatch"
+            | "RequestTimeTooSkewed"
+            | "RequestExpired"
+            | "RequestInTheFuture"
             | "IncompleteSignatureException"
             | "MissingAuthenticationTokenException"
             | "ExpiredTokenException" => fatal(ErrorKind::AccessDenied, GRANT_ACCESS),
@@ -144,6 +178,21 @@ impl Failure {
         Self::of(error)
     }
 
+    /// A signature that was refused, and not for its time.
+    pub(super) fn signature(message: &str) -> Self {
+        Self::Fatal(Error::new(ErrorKind::AccessDenied, message.to_owned()).next(GRANT_ACCESS))
+    }
+
+    /// True where the request may have been applied all the same.
+    pub(super) fn is_lost(&self) -> bool {
+        matches!(self, Self::Lost(_) | Self::Ended { sent: true })
+    }
+
+    /// True where another attempt needs a token of its own.
+    pub(super) fn needs_token(&self) -> bool {
+        matches!(self, Self::Clock { .. } | Self::Late)
+    }
+
     /// A request that the SDK could not build: a mistake of ours.
     pub(super) fn build(error: impl StdError + Send + Sync + 'static) -> Self {
         Self::Fatal(Error::new(ErrorKind::Internal, "a request could not be built").because(error))
@@ -151,7 +200,7 @@ impl Failure {
 
     /// True where another attempt may succeed.
     pub(super) fn may_pass(&self) -> bool {
-        !matches!(self, Self::Fatal(_) | Self::Cancelled(_) | Self::TokenUsed)
+        !matches!(self, Self::Fatal(_) | Self::Cancelled(_) | Self::TokenUsed | Self::Ended { .. })
     }
 
     /// The typed error once no further attempt is made.
@@ -164,6 +213,14 @@ impl Failure {
                     None => named,
                 }
             }
+            Self::Clock { server, message } => Error::new(
+                ErrorKind::AccessDenied,
+                format!("{what}: {message} (the server's clock says {server})"),
+            )
+            .next("set this machine's clock, or check the credentials"),
+            Self::Late => Error::new(ErrorKind::Unavailable, format!("{what}: {self}")).next("run it again"),
+            Self::Ended { .. } => Error::new(ErrorKind::Timeout, format!("{what}: {self}"))
+                .next("run it again; it goes on where it stopped"),
             Self::TokenUsed => Error::new(ErrorKind::Internal, format!("{what}: {self}")).next("report this"),
             Self::Throttled => Error::new(ErrorKind::Throttled, format!("{what}: throughput was exceeded"))
                 .next("run it again, or lower the rate: metashift layout throttle --write-units N"),
@@ -191,9 +248,18 @@ impl fmt::Display for Failure {
             Self::TokenUsed => f.write_str("a token was used for two requests"),
             Self::Lost(text) | Self::Passing(text) => f.write_str(text),
             Self::Cancelled(reasons) => write!(f, "cancelled: {reasons:?}"),
+            Self::Clock { message, .. } => f.write_str(message),
+            Self::Late => f.write_str("the process did not run while its request waited"),
+            Self::Ended { .. } => f.write_str("the step's time is over"),
             Self::Fatal(error) => error.fmt(f),
         }
     }
+}
+
+/// The `Date` of an answer.
+fn date(answer: &Response) -> Option<Timestamp> {
+    static PARSER: DateTimeParser = DateTimeParser::new();
+    PARSER.parse_timestamp(answer.headers().get("date")?).ok()
 }
 
 fn reason(reason: &CancellationReason) -> Reason {

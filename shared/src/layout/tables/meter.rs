@@ -63,8 +63,10 @@ impl Meter {
         match failure {
             Failure::Throttled => usage.throttled += 1,
             Failure::Conflict | Failure::InProgress => usage.conflicts += 1,
-            Failure::Lost(_) | Failure::Passing(_) => usage.failures += 1,
-            Failure::Cancelled(_) | Failure::Fatal(_) | Failure::TokenUsed => {}
+            Failure::Lost(_) | Failure::Passing(_) | Failure::Clock { .. } | Failure::Ended { .. } => {
+                usage.failures += 1;
+            }
+            Failure::Cancelled(_) | Failure::Fatal(_) | Failure::TokenUsed | Failure::Late => {}
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::{Findings, calls, machine};
 
 fn leading_keys_only(statement: &Value) -> bool {
     at(statement, &["Condition", "ForAllValues:StringLike", "dynamodb:LeadingKeys"])
-        == &serde_json::json!(["__lake_internal/*"])
+        == &serde_json::json!(["__lake_internal/dynamo-prefix-v2*"])
         && text(statement, &["Condition", "Null", "dynamodb:LeadingKeys"]) == "false"
 }
 
@@ -205,12 +205,15 @@ mod tests {
             let at = format!("{}/{pointer}", statement("InstallBarrier", "WriteV1InternalKeys"));
             assert_caught(wrong_policies, &at, put(json!({})), "may dynamodb:PutItem on V1 and never does");
         }
-        let all = put(json!(["*"]));
-        let keys = format!(
-            "{}/Condition/ForAllValues:StringLike/dynamodb:LeadingKeys",
-            statement("BackfillPage", "WriteV1InternalKeys")
-        );
-        assert_caught(wrong_policies, &keys, all, "may dynamodb:PutItem on V1 and never does");
+        // Not even lake's own keys beside the migrator's.
+        for wider in ["*", "__lake_internal/*"] {
+            let keys = format!(
+                "{}/Condition/ForAllValues:StringLike/dynamodb:LeadingKeys",
+                statement("BackfillPage", "WriteV1InternalKeys")
+            );
+            let excess = "may dynamodb:PutItem on V1 and never does";
+            assert_caught(wrong_policies, &keys, put(json!([wider])), excess);
+        }
     }
 
     #[test]

@@ -48,10 +48,8 @@ impl Writes {
                 }
                 for guard in guards {
                     let change = Change {
-                        key: name,
-                        expected: from.map(Value::bytes),
-                        new: to.map(Value::bytes),
                         guard: guard.map(|(other, value)| (keys[other], value.bytes())),
+                        ..Change::new(name, from.map(Value::bytes), to.map(Value::bytes))
                     };
                     writes.add(scope, layout, &change, Changed { key, new: to, guard });
                 }

@@ -206,7 +206,17 @@ impl Look {
         if let Some((held, deadline)) = self.barrier() {
             rows.push(("barrier", format!("held for {held} s, deadline {}", moment(deadline))));
         } else if self.foreign_barrier() {
-            rows.push(("barrier", "stands, and no plan of ours knows it".to_owned()));
+            rows.push(("barrier", "in place, installed by another migrator".to_owned()));
+        }
+        if let Some(cursor) = &overview.leftovers.foreign_cursor {
+            let at = String::from_utf8_lossy(cursor);
+            rows.push(("foreign cursor", format!("another migrator's, at {}", output::key(&at))));
+        }
+        if let Some(at) = overview.plan.as_ref().and_then(|plan| plan.taken_over_at) {
+            rows.push(("taken over", format!("{}, after another migrator's marker", moment(at))));
+        }
+        if let Some(audited) = overview.plan.as_ref().and_then(|plan| plan.audited.as_ref()) {
+            rows.push(("clean audit", format!("{} at {}", audited.run, moment(audited.at))));
         }
         if let Some(found) = &overview.verification {
             rows.push((
@@ -288,6 +298,7 @@ impl Look {
             "segments": overview.segments.iter()
                 .map(|one| json!({ "state": one.state, "scanned": one.scanned })).collect::<Vec<_>>(),
             "control": overview.control, "barrier": overview.leftovers.barrier,
+            "foreignCursor": overview.leftovers.foreign_cursor.as_ref().map(|at| String::from_utf8_lossy(at).into_owned()),
             "barrierHeldSeconds": self.barrier().map(|(held, _)| held),
             "verification": verification, "lastRejects": self.rejects, "lastError": error, "next": self.next(),
         })
@@ -318,9 +329,26 @@ fn next(overview: &Overview, done: usize, past_deadline: bool) -> &'static str {
     let held = cutover.is_some_and(|cutover| cutover.on_failure == OnFailure::Hold);
     let differs = overview.verification.as_ref().is_some_and(Summary::differs);
     match overview.plan.as_ref().map(|plan| plan.state) {
+        state if overview.leftovers.marker && state != Some(State::Final) => {
+            "the marker is another migrator's: metashift layout run takes the table over, then restart pods so that they read v2"
+        }
+        _ if overview.leftovers.marker && overview.leftovers.foreign_cursor.is_some() => {
+            "make sure that the other migrator is dead; then metashift layout run --discard-foreign-cursor removes its cursor"
+        }
+        _ if overview.leftovers.marker
+            && overview.plan.as_ref().is_some_and(|plan| plan.audited.is_none()) =>
+        {
+            "restart pods so that they read v2, then resume writes; metashift layout audit then records that the tables are equal"
+        }
         _ if overview.leftovers.marker => {
             "restart pods so that they read v2, then resume writes; metashift layout audit compares at any time"
         }
+        Some(State::Opening | State::Open | State::Closing | State::Repairing) | None
+            if overview.leftovers.barrier =>
+        {
+            "make sure that the other migrator is dead; then metashift layout abort --adopt-foreign-barrier removes its barrier"
+        }
+        Some(State::Takeover) => "metashift layout run finishes the takeover",
         None => "metashift layout plan",
         Some(State::Finalizing) if held && (past_deadline || overview.control.paused) => {
             "the barrier is held for a person and does not end by itself: metashift layout abort"
