@@ -138,7 +138,11 @@ fn a_takeover_that_leaves_a_segment_open_revives_a_deleted_key() {
 
 #[test]
 fn a_takeover_that_leaves_a_repair_open_lets_it_change_v2() {
-    caught(Scope { repairs: 1, opened: true, ..foreign() }, Flaw::TakeoverLeavesRepair, &[ACKNOWLEDGED, STALE]);
+    caught(
+        Scope { repairs: 1, opened: true, ..foreign() },
+        Flaw::TakeoverLeavesRepair,
+        &[ACKNOWLEDGED, STALE],
+    );
 }
 
 #[test]

@@ -18,6 +18,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use metashift::ErrorKind;
 use metashift::layout::cutover::{Evidence, Start};
+use metashift::layout::generation::PlanWish;
 use metashift::layout::key::is_internal;
 use metashift::layout::transaction::Side;
 use metashift::layout::{Authority, MetaStore, Mode, status};
@@ -49,6 +50,8 @@ pub(crate) struct Stage {
     /// Between migrators and the weather: holds a few of their requests until v2-only nodes have written.
     pub(crate) ghosts: Proxy,
     pub(crate) cast: Cast,
+    /// A migrator begins to compare the tables.
+    pub(crate) rehearsing: Notify,
     /// A migrator has compared the tables and is about to take the barrier.
     pub(crate) rehearsed: Notify,
     /// A migrator of the field may still send something.
@@ -174,6 +177,7 @@ async fn history(seed_number: u64, given: &Given) -> Result<(), String> {
         proxy,
         ghosts,
         cast,
+        rehearsing: Notify::new(),
         rehearsed: Notify::new(),
         foreign_alive: AtomicBool::new(kind == Kind::Foreign),
         foreign_published: AtomicBool::new(false),
@@ -201,11 +205,14 @@ async fn history(seed_number: u64, given: &Given) -> Result<(), String> {
     }
     migrators.spawn(migrators::operate(Arc::clone(&stage), random.random()));
     match kind {
-        Kind::Operators => drop(migrators.spawn(migrators::carve(Arc::clone(&stage)))),
         Kind::Foreign => drop(migrators.spawn(foreign::migrate(Arc::clone(&stage), random.random()))),
-        Kind::Hot | Kind::Groups | Kind::Frozen => {}
+        Kind::Hot | Kind::Groups | Kind::Operators | Kind::Frozen => {}
     }
     let mut meddlers = JoinSet::new();
+    if kind == Kind::Operators {
+        meddlers.spawn(migrators::carve(Arc::clone(&stage)));
+        meddlers.spawn(migrators::rival(Arc::clone(&stage)));
+    }
     if let Some(by_hand) = by_hand {
         meddlers.spawn(migrators::remove_barriers(Arc::clone(&stage), by_hand, random.random()));
     }
@@ -223,12 +230,18 @@ async fn history(seed_number: u64, given: &Given) -> Result<(), String> {
     if !in_time {
         return Err("nodes did not come to an end".to_owned());
     }
-    finish(&stage, sleeper, planted, random.random()).await;
+    finish(&stage, sleeper, meddlers, planted, random.random()).await;
     verdict(&stage, &initial)
 }
 
 /// The weather clears: the migration is finished, then nodes of both modes write in turn, then everything is read.
-async fn finish(stage: &Arc<Stage>, mut sleeper: Node, planted: Option<&Rule>, seed_number: u64) {
+async fn finish(
+    stage: &Arc<Stage>,
+    mut sleeper: Node,
+    mut meddlers: JoinSet<()>,
+    planted: Option<&Rule>,
+    seed_number: u64,
+) {
     stage.proxy.clear();
     stage.proxy.idle().await;
     plant(&stage.proxy, planted, seed_number);
@@ -236,11 +249,18 @@ async fn finish(stage: &Arc<Stage>, mut sleeper: Node, planted: Option<&Rule>, s
     status::change_control(&lake.tables, |control| control.paused = false).await.unwrap();
     let mut run = lake.run_with(&tables_through(&stage.proxy), 2, 200);
     run.wish.segments = None;
+    run.observer = migrators::observer(stage);
+    if stage.cast.kind == Kind::Operators {
+        let late = Rule::new("barrier", Fault::Delay { millis: 40 }).on("TransactWriteItems");
+        stage.proxy.add(late.mentioning("finalize-barrier").mentioning("v2/plan"));
+    }
     // The migrator of the field is dead by now, and its operator says so.
     let foreign = stage.cast.kind == Kind::Foreign;
     run.accepted.discard_foreign_cursor = foreign;
     run.accepted.adopt_foreign_barrier = foreign;
     for round in 0..20 {
+        let last = stage.cast.last_segments.filter(|_| round < 3);
+        run.wish = PlanWish { segments: last, new_generation: last.is_some() };
         let begin = Start { adopt_foreign_barrier: foreign, ..start(&format!("last-{round}")) };
         let ended = run.finalize(&begin, &Evidence::Acknowledged(true)).await;
         match ended {
@@ -265,6 +285,7 @@ async fn finish(stage: &Arc<Stage>, mut sleeper: Node, planted: Option<&Rule>, s
             }
         }
     }
+    meddlers.shutdown().await;
     // Restarted, as the operator is told; only then may a node write v2 alone.
     let reader = lake.store(Mode::Dual).await;
     assert_eq!(reader.authority(), Authority::V2);

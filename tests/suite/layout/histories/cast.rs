@@ -46,6 +46,8 @@ pub(crate) struct Cast {
     pub(crate) page: u32,
     /// Segments of the plan, as each of two operators wants it.
     pub(crate) segments: [u32; 2],
+    /// Segments of the last run, where another operator starts a generation of one meanwhile.
+    pub(crate) last_segments: Option<u32>,
     /// Keys that nodes fight over.
     pub(crate) hot: usize,
     /// Deletes among ten changes.
@@ -65,6 +67,7 @@ impl Cast {
             still: 24,
             page: 5,
             segments: [2, 2],
+            last_segments: None,
             hot: 8,
             deletes: 3,
             always_dual: random.random_range(0..2_u32) == 0,
@@ -82,7 +85,8 @@ impl Cast {
             }
             Kind::Operators => {
                 let mut of = |choice: [u32; 3]| choice[random.random_range(0..3_usize)];
-                cast.segments = [of([3, 6, 48]), of([1, 1, 2])];
+                cast.segments = [of([3, 6, 12]), of([1, 1, 2])];
+                cast.last_segments = Some(of([64, 90, 128]));
                 cast.still = 24;
                 cast.page = of([5, 20, 50]);
                 cast.always_dual = false;

@@ -9,7 +9,7 @@ use metashift::layout::cutover::{Evidence, Start, release_barrier, release_expir
 use metashift::layout::generation::{PlanWish, open_plan, remove_foreign_barrier};
 use metashift::layout::preflight::Accepted;
 use metashift::layout::records::plan::State;
-use metashift::layout::run::Event;
+use metashift::layout::run::{Event, Observer};
 use metashift::layout::status;
 use metashift::{ErrorKind, Result};
 use rand::rngs::SmallRng;
@@ -68,6 +68,34 @@ pub(super) async fn migrate(stage: Arc<Stage>, number: usize, seed: u64) {
     }
 }
 
+/// Tells of a comparison before a cutover, as it begins and as it ends.
+pub(super) fn observer(stage: &Arc<Stage>) -> Observer {
+    let told = Arc::clone(stage);
+    let left = AtomicU32::new(0);
+    Arc::new(move |event| match event {
+        Event::Phase { name: "rehearse", segments } => {
+            left.store(segments, Ordering::SeqCst);
+            told.rehearsing.notify_one();
+        }
+        Event::Segment { name: "rehearse", done: true, .. } if left.fetch_sub(1, Ordering::SeqCst) == 1 => {
+            told.rehearsed.notify_one();
+        }
+        _ => {}
+    })
+}
+
+/// Another operator, who starts a generation of one segment and copies it while the last run compares; twice.
+pub(super) async fn rival(stage: Arc<Stage>) {
+    stopped(&stage).await;
+    for _ in 0..2 {
+        stage.rehearsing.notified().await;
+        let mut run = stage.lake.run(1);
+        run.wish.new_generation = true;
+        // The last run may have the barrier by then.
+        let _outcome: Result<_> = run.backfill().await;
+    }
+}
+
 async fn stopped(stage: &Stage) {
     while !stage.stopped() {
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -87,15 +115,7 @@ async fn once(
     if stage.cast.kind == Kind::Operators {
         run.wish = PlanWish { segments: new_generation.then_some(segments), new_generation };
     }
-    let told = Arc::clone(&stage);
-    let left = AtomicU32::new(0);
-    run.observer = Arc::new(move |event| match event {
-        Event::Phase { name: "rehearse", segments } => left.store(segments, Ordering::SeqCst),
-        Event::Segment { name: "rehearse", done: true, .. } if left.fetch_sub(1, Ordering::SeqCst) == 1 => {
-            told.rehearsed.notify_one();
-        }
-        _ => {}
-    });
+    run.observer = observer(&stage);
     let is_alone = !stage.foreign_alive.load(Ordering::SeqCst);
     if stage.cast.kind == Kind::Foreign && is_alone {
         run.accepted = Accepted { discard_foreign_cursor: true, ..Accepted::default() };
@@ -162,11 +182,9 @@ pub(super) async fn carve(stage: Arc<Stage>) {
     let Ok(store) = MetaStore::open(stage.lake.tables.metered(), Mode::V1Only).await else { return };
     let [long, short] = [(super::CARVED[0], b"-x".to_vec()), (super::CARVED[1], b"0-x".to_vec())];
     let mut whole = true;
-    loop {
-        tokio::select! {
-            () = stage.rehearsed.notified() => {}
-            () = stopped(&stage) => return,
-        }
+    // It ends some day, so that the migration can.
+    for _ in 0..6 {
+        stage.rehearsed.notified().await;
         let (from, to) = if whole { (&long, &short) } else { (&short, &long) };
         let mut changes = [(from, true), (to, false)].into_iter();
         let mut change = changes.next();
@@ -176,7 +194,6 @@ pub(super) async fn carve(stage: Arc<Stage>) {
                 Ok(Mutation::Applied) => change = changes.next(),
                 Ok(other) => return stage.violation(format!("{key} belongs to one node: {other:?}")),
                 Err(error) if error.kind() == ErrorKind::AlreadyFinalized => return,
-                Err(_) if stage.stopped() => return,
                 Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
             }
         }
