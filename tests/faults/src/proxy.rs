@@ -275,6 +275,11 @@ impl Shared {
                 let blind = answer::blinded(&text, &action, &table, &key, idle).map_or(body, Bytes::from);
                 self.forward(&request, blind).await.map(whole)
             }
+            Fault::Forgotten { times } => {
+                let text = String::from_utf8_lossy(&request.body);
+                let other = answer::forgotten(&text, times).map_or(body, Bytes::from);
+                self.forward(&request, other).await.map(whole)
+            }
             Fault::Unprocessed => {
                 let halves = answer::halve(&String::from_utf8_lossy(&request.body));
                 let Some((first, left)) =

@@ -62,6 +62,12 @@ pub enum Fault {
         /// False: nothing is refused.
         refuses: bool,
     },
+    /// It is forwarded under another token, always the same one for the same token and number: the server has forgotten the
+    /// tokens from before.
+    Forgotten {
+        /// How often it has.
+        times: u32,
+    },
     /// Half of each table's keys of a BatchGetItem are forwarded, the other half comes back unprocessed.
     Unprocessed,
     /// A planted bug: a TransactWriteItems is forwarded with actions that lack their condition, or do nothing.

@@ -120,10 +120,11 @@ impl Clock for Skewed {
 
 /// Both tables as a participant sees them: through a proxy, by its own clock.
 pub(crate) fn tables_at(proxy: &Proxy, clock: Arc<dyn Clock>) -> Tables {
-    tables_in(proxy, clock, Arc::new(SystemEntropy))
+    tables_in(&proxy.endpoint(), clock, Arc::new(SystemEntropy))
 }
 
-pub(crate) fn tables_in(proxy: &Proxy, clock: Arc<dyn Clock>, entropy: Arc<dyn Entropy>) -> Tables {
-    let client = metashift_sandbox::server::client(&proxy.endpoint());
+/// As [`tables_at`], with the randomness that its process draws.
+pub(crate) fn tables_in(endpoint: &str, clock: Arc<dyn Clock>, entropy: Arc<dyn Entropy>) -> Tables {
+    let client = metashift_sandbox::server::client(endpoint);
     Tables::new(client, TABLE, None, Layout::default(), Environment { clock, entropy })
 }

@@ -1,17 +1,20 @@
 //! Metadata nodes that write and read a few hot keys and put down what they were answered.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use metashift::layout::{Authority, MetaStore, Mode, Mutation};
+use jiff::{SignedDuration, Timestamp};
+use metashift::environment::{Clock, Entropy, SystemEntropy};
+use metashift::layout::{Authority, MetaStore, Mode, Mutation, Tables};
 use metashift::{Error, ErrorKind, Result};
+use metashift_faults::{Fault, Proxy, Rule};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 use super::Stage;
-use super::cast::tables_at;
+use super::cast::{Kind, tables_at, tables_in};
 use super::checker::{Call, Operation, Value};
 
 /// The keys that nodes fight over, in several families and buckets.
@@ -200,7 +203,11 @@ impl Node {
 
 /// Opens a store through the weather.
 async fn open_store(stage: &Stage, mode: Mode, seed: u64) -> MetaStore {
-    let tables = tables_at(&stage.proxy, stage.cast.clock(seed)).patient(Duration::from_millis(300));
+    let tables = match stage.cast.kind {
+        Kind::Frozen => Frozen::tables(stage, seed).await,
+        _ => tables_at(&stage.proxy, stage.cast.clock(seed)),
+    };
+    let tables = tables.patient(Duration::from_millis(300));
     loop {
         let opened: Result<_> = MetaStore::open(tables.metered(), mode).await;
         match opened {
@@ -211,5 +218,61 @@ async fn open_store(stage: &Stage, mode: Mode, seed: u64) -> MetaStore {
             }
             Err(_) => {}
         }
+    }
+}
+
+/// A process that now and then stands still for 12 minutes: its clock goes on, and the server forgets its tokens. Time that
+/// a history owns: no test waits for it. Most of what a node draws are its tokens and the lengths of its pauses.
+struct Frozen {
+    random: Mutex<SmallRng>,
+    clock: Arc<Going>,
+    proxy: Proxy,
+    times: AtomicU32,
+}
+
+impl Frozen {
+    async fn tables(stage: &Stage, seed: u64) -> Tables {
+        let clock = Arc::new(Going { clock: stage.cast.clock(seed), ahead: AtomicI64::new(0) });
+        let proxy = Proxy::start(&stage.proxy.endpoint(), 0).await.unwrap();
+        // One token from now on is always forwarded as one token.
+        proxy.add(forgotten(0));
+        let endpoint = proxy.endpoint();
+        let random = Mutex::new(SmallRng::seed_from_u64(seed ^ 0xf0));
+        let entropy = Self { random, clock: Arc::clone(&clock), proxy, times: AtomicU32::new(0) };
+        tables_in(&endpoint, clock, Arc::new(entropy))
+    }
+}
+
+fn forgotten(times: u32) -> Rule {
+    Rule::new("forgotten", Fault::Forgotten { times }).on("TransactWriteItems")
+}
+
+impl std::fmt::Debug for Frozen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Frozen").finish_non_exhaustive()
+    }
+}
+
+impl Entropy for Frozen {
+    fn next(&self) -> u128 {
+        let mut random = self.random.lock().unwrap();
+        if random.random_range(0..8_u32) == 0 {
+            self.clock.ahead.fetch_add(12 * 60, Ordering::SeqCst);
+            self.proxy.add(forgotten(self.times.fetch_add(1, Ordering::SeqCst) + 1));
+        }
+        SystemEntropy.next()
+    }
+}
+
+/// A clock that a history moves.
+#[derive(Debug)]
+struct Going {
+    clock: Arc<dyn Clock>,
+    ahead: AtomicI64,
+}
+
+impl Clock for Going {
+    fn now(&self) -> Timestamp {
+        self.clock.now() + SignedDuration::from_secs(self.ahead.load(Ordering::SeqCst))
     }
 }
