@@ -23,7 +23,7 @@ use stateright::{Model, Property};
 
 pub use flaw::Flaw;
 
-use crate::store::{Intent, Item, Tables, Then, Value, When, Who};
+use crate::store::{Intent, Item, Step, Tables, Then, Value, When, Who};
 
 /// How much is explored.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -163,6 +163,10 @@ pub struct History {
     pub field_gone: bool,
     /// The barrier was removed by hand.
     pub by_hand: bool,
+    /// Generations that were open: no worker begins on another one.
+    pub opened: u64,
+    /// The other migrator has taken the barrier, or found ours; it does so once.
+    pub foreign_took: bool,
     /// Cutovers that ended, as bits by their number.
     pub ended: u8,
     /// Something that no state may show has happened.
@@ -281,6 +285,12 @@ impl Protocol {
 
     fn has(&self, flaw: Flaw) -> bool {
         self.scope.flaw == Some(flaw)
+    }
+
+    /// The other migrator takes the barrier.
+    fn takes_for_another(&self, intent: Intent) -> bool {
+        let puts = |step: &Step| step.item == self.barrier && matches!(step.then, Then::Put(_));
+        intent.who == Who::Foreign && intent.actions.iter().any(puts)
     }
 
     fn published(&self, tables: &Tables) -> bool {
@@ -417,6 +427,9 @@ impl Protocol {
             let next = is.unwrap().plan();
             let state = next.state;
             let entered = was.is_none_or(|was| was.plan().state != state);
+            if state == PlanState::Open {
+                history.opened = history.opened.max(next.generation + 1);
+            }
             if entered && state == PlanState::Opening {
                 history.converged = 0;
             }
@@ -439,6 +452,7 @@ impl Protocol {
                 history.repairs = history.repairs.max(run.trim_start_matches('r').parse::<u8>().unwrap() + 1);
             }
         }
+        history.foreign_took |= self.takes_for_another(intent);
         if intent.who == Who::Hand {
             history.by_hand = true;
             history.verified = 0;
@@ -575,6 +589,7 @@ impl Model for Protocol {
                     acknowledged: (0..keys).map(|key| self.copies(&tables, key).0).collect(),
                     common: vec![0; keys],
                     field_gone: !self.scope.field,
+                    opened: u64::from(self.scope.opened),
                     ..History::default()
                 };
                 for key in 0..keys {
@@ -594,7 +609,9 @@ impl Model for Protocol {
         if state.history.broken.is_some() {
             return;
         }
-        let can = |intent: &Intent| state.tables.permits(*intent);
+        let can = |intent: &Intent| {
+            state.tables.permits(*intent) && !(state.history.foreign_took && self.takes_for_another(*intent))
+        };
         moves.extend(state.decided.iter().copied().filter(can).map(Move::Send));
         moves.extend(self.writes.possible(self, state).filter(can).map(Move::Send));
         if !state.history.field_gone {

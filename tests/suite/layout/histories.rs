@@ -138,8 +138,6 @@ struct Given {
     planted: Option<Rule>,
     by_hand: Option<ByHand>,
     kind: Option<Kind>,
-    /// Nodes roll back to v1 although something is planted.
-    rolled_back: bool,
 }
 
 /// Runs one history; `Err` says what it violates.
@@ -148,7 +146,8 @@ async fn history(seed_number: u64, given: &Given) -> Result<(), String> {
     let mut random = SmallRng::seed_from_u64(seed_number);
     let kind = given.kind.unwrap_or(Kind::of(seed_number));
     let mut cast = Cast::of(kind, &mut random);
-    cast.always_dual |= planted.is_some() && !given.rolled_back;
+    cast.always_dual |= planted.is_some();
+    cast.wiped |= planted.is_some();
     let lake = Lake::with_items(cast.still).await;
     for (n, key) in KEYS.iter().enumerate() {
         if n % 4 != 3 {

@@ -34,6 +34,9 @@ pub(super) fn backfill(
         return;
     }
     let generation: u64 = item.key().rsplit('/').nth(1).unwrap().parse().unwrap();
+    if generation >= state.history.opened {
+        return;
+    }
     if segment.state == SegmentState::Done {
         recheck(protocol, state, item, value, generation, decided);
         return;

@@ -187,7 +187,7 @@ pub(super) fn foreign(protocol: &Protocol, state: &State, decided: &mut Vec<Inte
     let held = BARRIER_VALUE.to_vec();
     let barrier =
         |write: Write, condition: Condition| Action::v1(BARRIER_KEY, write, condition, Role::Barrier);
-    if tables.get(protocol.barrier).is_none() {
+    if !state.history.foreign_took {
         let take = barrier(Write::Put(held.clone()), Condition::AbsentOrEquals(held));
         decided.extend(sent("another migrator takes the barrier", vec![take]));
         return;
@@ -196,7 +196,7 @@ pub(super) fn foreign(protocol: &Protocol, state: &State, decided: &mut Vec<Inte
         let (v1, v2) = protocol.copies(tables, key);
         v1 == v2
     });
-    if equal {
+    if equal && tables.get(protocol.barrier).is_some() {
         let value = MARKER_VALUE.to_vec();
         let marker =
             Action::v1(MARKER_KEY, Write::Put(value.clone()), Condition::AbsentOrEquals(value), Role::Record);
