@@ -320,18 +320,26 @@ impl Summary {
     ///
     /// A record that is of a walk over another number of segments or of another generation of the plan counts as missing.
     pub async fn load(tables: &Tables, plan: &Plan, make: impl Fn(Side) -> Walk) -> Result<Self> {
-        let mut summary =
-            Self { segments: plan.segments * 2, exact: true, after_marker: true, ..Self::default() };
+        let mut records = Vec::new();
         for side in [Side::V1, Side::V2] {
             let keys: Vec<_> = (0..plan.segments).map(|segment| make(side).key(segment)).collect();
-            for stored in tables.load_many::<Segment>(&keys).await?.into_values() {
-                if stored.record.is_of(plan.segments, Some(plan.generation)) {
-                    summary.add(side, stored.record);
-                }
+            let found = tables.load_many::<Segment>(&keys).await?;
+            records.extend(found.into_values().map(|stored| (side, stored.record)));
+        }
+        Ok(Self::of(plan, records))
+    }
+
+    /// What records of both directions say together; [`Self::load`] has which of them count.
+    pub fn of(plan: &Plan, records: impl IntoIterator<Item = (Side, Segment)>) -> Self {
+        let mut summary =
+            Self { segments: plan.segments * 2, exact: true, after_marker: true, ..Self::default() };
+        for (side, record) in records {
+            if record.is_of(plan.segments, Some(plan.generation)) {
+                summary.add(side, record);
             }
         }
         summary.settle();
-        Ok(summary)
+        summary
     }
 
     fn add(&mut self, side: Side, segment: Segment) {

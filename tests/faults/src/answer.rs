@@ -31,6 +31,18 @@ pub(crate) fn clock(ahead: i64, signed: &str) -> (String, bool) {
     (date, good)
 }
 
+/// The request under another token of the same length.
+pub(crate) fn forgotten(body: &str, times: u32) -> Option<String> {
+    let mut request: Value = serde_json::from_str(body).ok()?;
+    let token = request.get("ClientRequestToken")?.as_str()?;
+    let first = token.chars().next()?;
+    let turned: String = token.chars().skip(1).chain([first]).collect();
+    let stamp = format!("{times:08x}");
+    let other: String = stamp.chars().chain(turned.chars().skip(stamp.len())).collect();
+    *request.get_mut("ClientRequestToken")? = Value::String(other);
+    Some(request.to_string())
+}
+
 /// A cancelled transaction of `actions` actions.
 pub(crate) fn cancelled(reasons: &[String], actions: usize) -> (u16, String) {
     let mut codes = reasons.to_vec();

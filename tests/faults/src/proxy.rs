@@ -230,6 +230,15 @@ impl Shared {
                 released.wait_for(|released| *released).await?;
                 self.forward(&request, body).await.map(whole)
             }
+            Fault::Stray { millis } => {
+                let in_flight = InFlight::new(&self);
+                tokio::spawn(async move {
+                    let _in_flight = in_flight;
+                    tokio::time::sleep(Duration::from_millis(millis)).await;
+                    let _unseen = self.forward(&request, body).await;
+                });
+                Err("on its way alone".into())
+            }
             Fault::Status { status, forwarded } => {
                 if forwarded {
                     self.forward(&request, body).await?;
@@ -267,6 +276,11 @@ impl Shared {
                 self.forward(&request, blind).await.map(whole)
             }
             Fault::Date { seconds } => Ok(dated(self.forward(&request, body).await?, seconds)),
+            Fault::Forgotten { times } => {
+                let text = String::from_utf8_lossy(&request.body);
+                let other = answer::forgotten(&text, times).map_or(body, Bytes::from);
+                self.forward(&request, other).await.map(whole)
+            }
             Fault::Unprocessed => {
                 let halves = answer::halve(&String::from_utf8_lossy(&request.body));
                 let Some((first, left)) =

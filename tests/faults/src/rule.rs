@@ -19,6 +19,11 @@ pub enum Fault {
     },
     /// It is forwarded once the rule is released; the client may be gone by then.
     Hold,
+    /// The connection is closed at once, and it is forwarded so many milliseconds late.
+    Stray {
+        /// Milliseconds.
+        millis: u64,
+    },
     /// An answer with this status and no body that a client knows; `forwarded`: after the request was done.
     Status {
         /// HTTP status.
@@ -61,6 +66,12 @@ pub enum Fault {
     Date {
         /// Seconds; below 0 for a clock that is behind, `None` for an answer without the header.
         seconds: Option<i64>,
+    },
+    /// It is forwarded under another token, always the same one for the same token and number: the server has forgotten the
+    /// tokens from before.
+    Forgotten {
+        /// How often it has.
+        times: u32,
     },
     /// Half of each table's keys of a BatchGetItem are forwarded, the other half comes back unprocessed.
     Unprocessed,

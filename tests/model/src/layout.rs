@@ -17,13 +17,13 @@ use metashift::layout::Layout;
 use metashift::layout::outcome::{Cancelled, Refusal, classify, refusal};
 use metashift::layout::records::plan::{KEY as PLAN_KEY, State as PlanState};
 use metashift::layout::records::segment::{Segment, State as SegmentState, Walk};
-use metashift::layout::records::{BARRIER_KEY, MARKER_KEY, encode, reject};
+use metashift::layout::records::{BARRIER_KEY, FOREIGN_CURSOR_KEY, MARKER_KEY, encode, reject};
 use metashift::layout::transaction::Side;
 use stateright::{Model, Property};
 
 pub use flaw::Flaw;
 
-use crate::store::{Intent, Item, Tables, Then, Value, When, Who};
+use crate::store::{Intent, Item, Step, Tables, Then, Value, When, Who};
 
 /// How much is explored.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,8 +32,10 @@ pub struct Scope {
     pub keys: usize,
     /// Values that a key may have.
     pub values: usize,
-    /// Segments of every walk.
+    /// Segments of every walk in the first generation.
     pub segments: u32,
+    /// Segments in the generations after it, as another operator wants them.
+    pub then_segments: u32,
     /// Items of one scan.
     pub page: usize,
     /// Backfill generations at most.
@@ -58,6 +60,10 @@ pub struct Scope {
     pub field: bool,
     /// A person may remove the barrier by hand, once, before the marker.
     pub by_hand: bool,
+    /// Another migrator may take the barrier and publish the marker; ours follows it.
+    pub foreign: bool,
+    /// Requests to install a barrier arrive late, and the plan has forgotten the names of ended epochs.
+    pub forgets_names: bool,
     /// Nothing that is read or sent again by nobody is forgotten: the same protocol, in far more states.
     pub unreduced: bool,
     /// The broken variant.
@@ -71,6 +77,7 @@ impl Scope {
             keys: 1,
             values: 1,
             segments: 1,
+            then_segments: 1,
             page: 1,
             generations: 2,
             epochs: 2,
@@ -83,6 +90,8 @@ impl Scope {
             v2_only: true,
             field: false,
             by_hand: false,
+            foreign: false,
+            forgets_names: false,
             unreduced: false,
             flaw: None,
         }
@@ -154,6 +163,12 @@ pub struct History {
     pub field_gone: bool,
     /// The barrier was removed by hand.
     pub by_hand: bool,
+    /// Generations that were open: no worker begins on another one.
+    pub opened: u64,
+    /// The other migrator has taken the barrier, or found ours; it does so once.
+    pub foreign_took: bool,
+    /// Cutovers that ended, as bits by their number.
+    pub ended: u8,
     /// Something that no state may show has happened.
     pub broken: Option<Broken>,
 }
@@ -175,6 +190,8 @@ pub enum Broken {
     Record,
     /// A guarded mutation committed without its guard.
     Guard,
+    /// A cutover began that had ended before.
+    Epoch,
 }
 
 /// Tables, decisions under way, and history.
@@ -230,9 +247,9 @@ pub struct Protocol {
     plan: Item,
     barrier: Item,
     marker: Item,
+    cursor: Item,
     v1: Vec<Item>,
     v2: Vec<Item>,
-    closed: Value,
     writes: writers::Writes,
 }
 
@@ -246,7 +263,6 @@ impl Protocol {
         let v1 = keys.iter().map(|key| Item::v1(key)).collect();
         let v2 = keys.iter().map(|key| Item::of(Side::V2, Some(&layout.bucket(key)), key)).collect();
         let writes = writers::Writes::new(&scope, &layout, &keys, &values);
-        let closed = Segment { state: SegmentState::Closed, ..Segment::default() };
         Self {
             scope,
             layout,
@@ -255,9 +271,9 @@ impl Protocol {
             plan: Item::v1(PLAN_KEY),
             barrier: Item::v1(BARRIER_KEY),
             marker: Item::v1(MARKER_KEY),
+            cursor: Item::v1(FOREIGN_CURSOR_KEY),
             v1,
             v2,
-            closed: Value::of(&encode(&closed).unwrap()),
             writes,
         }
     }
@@ -271,13 +287,19 @@ impl Protocol {
         self.scope.flaw == Some(flaw)
     }
 
+    /// The other migrator takes the barrier.
+    fn takes_for_another(&self, intent: Intent) -> bool {
+        let puts = |step: &Step| step.item == self.barrier && matches!(step.then, Then::Put(_));
+        intent.who == Who::Foreign && intent.actions.iter().any(puts)
+    }
+
     fn published(&self, tables: &Tables) -> bool {
         tables.get(self.marker).is_some()
     }
 
-    /// The segment that a key lies in.
-    fn segment_of(&self, key: usize) -> u32 {
-        u32::try_from(key).unwrap() % self.scope.segments
+    /// The segment that a key lies in, of a walk of so many.
+    fn segment_of(key: usize, segments: u32) -> u32 {
+        u32::try_from(key).unwrap() % segments
     }
 
     fn key_index(&self, pk: &str) -> usize {
@@ -350,7 +372,10 @@ impl Protocol {
             if over(item.key()) {
                 state.tables.set(item, None);
             } else if is_segment(item.key()) && value.segment().state == SegmentState::Closed {
-                state.tables.set(item, Some(self.closed));
+                let held = value.segment();
+                let closed =
+                    Segment { state: SegmentState::Closed, ..Segment::of_walk(held.total, held.generation) };
+                state.tables.set(item, Some(Value::of(&encode(&closed).unwrap())));
             }
         }
         state.decided.retain(|intent| !intent.actions.iter().any(|step| over(step.item.key())));
@@ -399,14 +424,27 @@ impl Protocol {
         // The plan went on.
         let (was, is) = (before.get(self.plan), tables.get(self.plan));
         if was != is {
-            let state = is.unwrap().plan().state;
+            let next = is.unwrap().plan();
+            let state = next.state;
             let entered = was.is_none_or(|was| was.plan().state != state);
+            if state == PlanState::Open {
+                history.opened = history.opened.max(next.generation + 1);
+            }
             if entered && state == PlanState::Opening {
                 history.converged = 0;
             }
             if entered && state == PlanState::Finalizing {
-                history.epochs += 1;
                 history.verified = 0;
+                if history.ended & (1 << decide::number_of(&next.cutover.as_ref().unwrap().epoch)) != 0 {
+                    broken = Some(Broken::Epoch);
+                }
+            }
+            let began = |plan: &Value| plan.plan().cutovers;
+            if next.cutovers > was.as_ref().map_or(0, began) {
+                history.epochs += 1;
+            }
+            if let Some(epoch) = next.ended_epochs.last() {
+                history.ended |= 1 << decide::number_of(epoch);
             }
             if entered && state == PlanState::Repairing {
                 // A start that was decided before this repair ran and ended may arrive again.
@@ -414,6 +452,7 @@ impl Protocol {
                 history.repairs = history.repairs.max(run.trim_start_matches('r').parse::<u8>().unwrap() + 1);
             }
         }
+        history.foreign_took |= self.takes_for_another(intent);
         if intent.who == Who::Hand {
             history.by_hand = true;
             history.verified = 0;
@@ -422,7 +461,7 @@ impl Protocol {
             && let Some(cutover) = plan.plan().cutover.as_ref()
             && tables.get(self.barrier).is_some()
         {
-            for (bit, item) in decide::verify_records(&cutover.epoch, self.scope.segments) {
+            for (bit, item) in decide::verify_records(&cutover.epoch, plan.plan().segments) {
                 let done = tables.get(item).is_some_and(|value| value.segment().state == SegmentState::Done);
                 if done && before.get(item) != tables.get(item) {
                     history.verified |= bit;
@@ -430,12 +469,13 @@ impl Protocol {
             }
         }
         if !published && self.published(tables) {
-            let all = (1_u16 << (2 * self.scope.segments)) - 1;
+            let all = is.map_or(0, |plan| (1_u16 << (2 * plan.plan().segments)) - 1);
+            let verified = intent.who == Who::Foreign || history.verified == all;
             let equal = (0..self.keys.len()).all(|key| {
                 let (v1, v2) = self.copies(tables, key);
                 v1 == v2
             });
-            if !held || tables.get(self.barrier).is_none() || history.verified != all || !equal {
+            if !held || tables.get(self.barrier).is_none() || !verified || !equal {
                 broken = Some(Broken::Marker);
             }
             history.common.fill(0);
@@ -460,9 +500,9 @@ impl Protocol {
     fn claimed_in_vain(&self, state: &State) -> bool {
         let tables = &state.tables;
         let Some(plan) = tables.get(self.plan) else { return false };
-        let generation = plan.plan().generation;
+        let (generation, segments) = (plan.plan().generation, plan.plan().segments);
         (0..self.keys.len()).any(|key| {
-            let segment = self.segment_of(key);
+            let segment = Self::segment_of(key, segments);
             let record = Item::v1(&Walk::Backfill { generation }.key(segment));
             let Some(value) = tables.get(record) else { return false };
             let rejected = || {
@@ -549,6 +589,7 @@ impl Model for Protocol {
                     acknowledged: (0..keys).map(|key| self.copies(&tables, key).0).collect(),
                     common: vec![0; keys],
                     field_gone: !self.scope.field,
+                    opened: u64::from(self.scope.opened),
                     ..History::default()
                 };
                 for key in 0..keys {
@@ -568,7 +609,9 @@ impl Model for Protocol {
         if state.history.broken.is_some() {
             return;
         }
-        let can = |intent: &Intent| state.tables.permits(*intent);
+        let can = |intent: &Intent| {
+            state.tables.permits(*intent) && !(state.history.foreign_took && self.takes_for_another(*intent))
+        };
         moves.extend(state.decided.iter().copied().filter(can).map(Move::Send));
         moves.extend(self.writes.possible(self, state).filter(can).map(Move::Send));
         if !state.history.field_gone {
@@ -620,6 +663,7 @@ impl Model for Protocol {
             }),
             Property::always(CURSOR, |protocol: &Self, state: &State| !protocol.claimed_in_vain(state)),
             Property::always(RECORDS, |_: &Self, state: &State| state.history.broken != Some(Broken::Record)),
+            Property::always(EPOCHS, |_: &Self, state: &State| state.history.broken != Some(Broken::Epoch)),
             Property::always(GUARDS, |_: &Self, state: &State| state.history.broken != Some(Broken::Guard)),
             Property::always(MIRROR, |protocol: &Self, state: &State| {
                 !protocol.published(&state.tables)
@@ -644,7 +688,15 @@ impl Model for Protocol {
                 .push(Property::sometimes("the marker is published", |protocol: &Self, state: &State| {
                     protocol.published(&state.tables)
                 }));
-            if self.scope.epochs > 1 {
+            if self.scope.foreign {
+                properties.push(Property::sometimes(
+                    "a table with a foreign marker is taken over",
+                    |protocol: &Self, state: &State| {
+                        state.tables.get(protocol.plan).is_some_and(|p| p.plan().taken_over_at.is_some())
+                    },
+                ));
+            }
+            if self.scope.epochs > 1 && !self.scope.forgets_names {
                 properties.push(Property::sometimes(
                     "the marker is published after a released cutover",
                     |protocol: &Self, state: &State| {
@@ -682,6 +734,8 @@ pub const STALE: &str = "5: after the marker a stale node is told so and never c
 pub const CURSOR: &str = "6: a cursor claims only what has converged or was recorded";
 /// Why a compare-and-set on a record's bytes is enough.
 pub const RECORDS: &str = "a segment's record never goes back";
+/// A cutover that nobody watches any more does not begin.
+pub const EPOCHS: &str = "a cutover that was released or cancelled never begins again";
 /// Guarded mutations.
 pub const GUARDS: &str = "a guarded mutation commits only while its guard holds";
 /// What a node that does not know the marker yet may still read.

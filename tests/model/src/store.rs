@@ -136,6 +136,8 @@ pub enum Who {
     V2Only,
     /// A person who removes the barrier by hand.
     Hand,
+    /// Another migrator, of the field: its cursor, the barrier and the marker.
+    Foreign,
 }
 
 impl Who {

@@ -2,7 +2,7 @@
 
 use metashift_model::explore::{steps, whole};
 use metashift_model::layout::{
-    ACKNOWLEDGED, BARRIER, CLOSED, COMMON, CURSOR, Flaw, GUARDS, MARKER, Protocol, STALE, Scope,
+    ACKNOWLEDGED, BARRIER, CLOSED, COMMON, CURSOR, EPOCHS, Flaw, GUARDS, MARKER, Protocol, STALE, Scope,
 };
 
 fn caught(scope: Scope, flaw: Flaw, invariants: &[&'static str]) {
@@ -119,4 +119,51 @@ fn a_v2_only_node_before_the_marker_writes_what_the_authority_does_not_return() 
 fn a_guard_that_may_be_absent_after_the_marker_does_not_guard() {
     let scope = Scope { guards: true, ..Scope::two_keys() };
     caught(scope, Flaw::GuardLenient, &[GUARDS]);
+}
+
+/// Another migrator publishes; ours takes the table over.
+fn foreign() -> Scope {
+    Scope { generations: 1, epochs: 1, repairs: 0, foreign: true, ..Scope::one_key() }
+}
+
+#[test]
+fn a_plan_made_over_a_foreign_marker_revives_what_v2_only_nodes_deleted() {
+    caught(foreign(), Flaw::OpeningUnchecked, &[ACKNOWLEDGED, STALE]);
+}
+
+#[test]
+fn a_takeover_that_leaves_a_segment_open_revives_a_deleted_key() {
+    caught(foreign(), Flaw::TakeoverLeavesSegments, &[ACKNOWLEDGED, STALE]);
+}
+
+#[test]
+fn a_takeover_that_leaves_a_repair_open_lets_it_change_v2() {
+    caught(
+        Scope { repairs: 1, opened: true, ..foreign() },
+        Flaw::TakeoverLeavesRepair,
+        &[ACKNOWLEDGED, STALE],
+    );
+}
+
+#[test]
+fn a_v2_only_node_before_the_takeover_is_overwritten() {
+    caught(foreign(), Flaw::V2OnlyBeforeTakeover, &[ACKNOWLEDGED, STALE]);
+}
+
+#[test]
+fn a_late_install_of_an_ended_epoch_begins_a_cutover_that_nobody_wants() {
+    caught(Scope { repairs: 0, generations: 1, ..all() }, Flaw::LateInstall, &[EPOCHS]);
+}
+
+#[test]
+fn a_run_that_keeps_an_old_plan_publishes_what_it_did_not_compare() {
+    let scope = Scope {
+        segments: 2,
+        then_segments: 1,
+        generations: 2,
+        v1_only: true,
+        v2_only: false,
+        ..Scope::two_keys()
+    };
+    caught(scope, Flaw::OldPlan, &[MARKER]);
 }

@@ -32,6 +32,19 @@ fn one_key_whose_barrier_a_person_removes() {
 }
 
 #[test]
+fn one_key_whose_marker_another_migrator_publishes() {
+    let scope = Scope { foreign: true, generations: 1, epochs: 1, repairs: 0, ..Scope::one_key() };
+    holds("foreign", scope.clone());
+    holds("foreign, a repair", Scope { repairs: 1, opened: true, epochs: 0, ..scope });
+}
+
+#[test]
+fn one_key_whose_cutovers_are_cancelled_and_asked_for_again() {
+    let scope = Scope { forgets_names: true, opened: true, repairs: 0, generations: 1, ..Scope::one_key() };
+    holds("late requests", scope);
+}
+
+#[test]
 fn two_keys_behind_one_moving_cursor_with_one_writer() {
     holds("two keys", Scope::two_keys());
 }
@@ -103,6 +116,10 @@ fn larger_scopes_explored_whole() {
     if std::env::var_os("METASHIFT_MODEL_LARGE").is_none() {
         return;
     }
+    let foreign = Scope { foreign: true, generations: 1, epochs: 1, ..Scope::one_key() };
+    holds("foreign, a cutover, a repair", foreign);
+    let other = Scope { segments: 2, then_segments: 1, generations: 2, v1_only: true, ..Scope::two_keys() };
+    holds("two keys, two segments, then one", other);
     holds("one key, two values", Scope { values: 2, epochs: 1, generations: 1, ..Scope::one_key() });
     let unreduced = Scope { unreduced: true, opened: true, repairs: 0, ..Scope::one_key() };
     holds("one key, one generation, unreduced", Scope { generations: 1, ..unreduced.clone() });

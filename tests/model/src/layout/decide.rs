@@ -17,8 +17,8 @@ use std::sync::{LazyLock, RwLock};
 use jiff::Timestamp;
 use metashift::layout::backfill::decide::{Verdict, first, movable, settled};
 use metashift::layout::plan::{
-    self, Beside, Generation, begin_cutover, begin_repair, close_generation, end_repair, finalize,
-    next_generation, opened, release, transition,
+    Beside, Generation, Seen, begin_cutover, begin_repair, cancel_epoch, close_generation, cutover_of,
+    end_repair, finalize, next_generation, opened, release, take_over, taken_over, transition,
 };
 use metashift::layout::records::plan::{Cutover, OnFailure, Plan, State as PlanState};
 use metashift::layout::records::reject::{self, Reason as RejectReason, Reject};
@@ -85,14 +85,15 @@ impl fmt::Debug for Judgement {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Question {
     Plan(&'static str, Option<Value>, u8, Option<Flaw>),
-    Create(Vec<Item>),
+    Create(Vec<Item>, u32, u64),
     Close(Item, Value),
     Group(Item, Value, Vec<(usize, Judgement)>, Option<Flaw>),
     Record(&'static str, Item, Value, u64),
     Recheck(Item, Value, Item, Value, Judgement),
     Repair(Item, Value, usize, Option<Value>, Option<Value>, Option<Flaw>),
     Verify(Item, Value, usize, Side, Option<Value>, Option<Value>),
-    Under(Item, Value),
+    Under(Item, Value, u32),
+    Foreign(&'static str),
 }
 
 thread_local! {
@@ -123,6 +124,16 @@ pub(super) fn verify_records(epoch: &str, segments: u32) -> impl Iterator<Item =
     })
 }
 
+/// The number of an epoch of the model.
+pub(super) fn number_of(epoch: &str) -> u8 {
+    epoch.trim_start_matches('e').parse().unwrap()
+}
+
+/// A record as it is made for a walk of so many segments, in a generation.
+fn fresh(segments: u32, generation: u64) -> Segment {
+    Segment::of_walk(segments, Some(generation))
+}
+
 /// The reject that these bytes are.
 pub(super) fn reject_of(value: Value) -> Reject {
     records::decode("reject", value.bytes()).unwrap()
@@ -134,7 +145,7 @@ pub(super) fn opening(protocol: &Protocol) -> Vec<Transaction> {
     let bytes = encode(&first).unwrap();
     let records = (0..protocol.scope.segments)
         .map(|segment| Walk::Backfill { generation: 0 }.key(segment))
-        .map(|key| Action::record(&key, None, Write::Put(encode(&Segment::default()).unwrap())))
+        .map(|key| Action::record(&key, None, Write::Put(encode(&fresh(first.segments, 0)).unwrap())))
         .collect();
     vec![
         transition(None, &first, Beside::NoMarker).unwrap(),
@@ -150,6 +161,7 @@ pub(super) fn everything(protocol: &Protocol, state: &mut State) {
         state.decided.retain(|intent| !is_exact(*intent));
     }
     plans::planners(protocol, state, &mut decided);
+    plans::foreign(protocol, state, &mut decided);
     let walks: Vec<_> = state.tables.iter().filter(|(item, _)| item.key().contains("/backfill/")).collect();
     for (item, value) in walks {
         backfill::backfill(protocol, state, item, value, &mut decided);

@@ -43,6 +43,18 @@ pub enum Flaw {
     CopyOverwrites,
     /// Under v2 authority a guard may be absent, as before the marker.
     GuardLenient,
+    /// A plan is made without a look at the marker.
+    OpeningUnchecked,
+    /// A takeover ends without closing the records of the generation.
+    TakeoverLeavesSegments,
+    /// A takeover ends without closing the records of a repair.
+    TakeoverLeavesRepair,
+    /// A v2-only node works where the marker is there and a plan of ours is short of final.
+    V2OnlyBeforeTakeover,
+    /// A cutover begins whatever its run saw, and though its epoch has ended.
+    LateInstall,
+    /// A run verifies by the segments of the plan that it copied under, and records of any walk count.
+    OldPlan,
 }
 
 impl Flaw {
@@ -54,6 +66,7 @@ impl Flaw {
                 | Self::RepairStartUnchecked
                 | Self::EpochUnbound
                 | Self::EpochReused
+                | Self::LateInstall
         )
     }
 }

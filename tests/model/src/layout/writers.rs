@@ -4,6 +4,7 @@
 //! any time; its conditions decide. Under v2 authority it is possible once the marker is there.
 
 use metashift::layout::Layout;
+use metashift::layout::records::plan::State as PlanState;
 use metashift::layout::records::{BARRIER_KEY, BARRIER_VALUE};
 use metashift::layout::transaction::{
     Action, Change, Condition, Role, Side, Transaction, Write, after_marker, dual_before_marker, v1_only,
@@ -127,12 +128,19 @@ impl Writes {
         let early = protocol.has(Flaw::V2OnlyTooEarly);
         let writers = self.all.iter().map(|(intent, _)| *intent).filter(move |intent| match intent.who {
             Who::Mirror => published,
-            Who::V2Only => published || early,
+            Who::V2Only => (published && self.may_write_alone(protocol, state)) || early,
             Who::Field => !state.history.field_gone,
             _ => true,
         });
         let hand = !published && !state.history.by_hand;
         writers.chain(self.hand.iter().copied().filter(move |_| hand))
+    }
+
+    /// As a v2-only node opens: no plan of ours is short of final.
+    fn may_write_alone(&self, protocol: &Protocol, state: &State) -> bool {
+        let plan = state.tables.get(protocol.plan);
+        plan.is_none_or(|plan| plan.plan().state == PlanState::Final)
+            || protocol.has(Flaw::V2OnlyBeforeTakeover)
     }
 
     /// What nodes send that take v1 for the authority and know the barrier.

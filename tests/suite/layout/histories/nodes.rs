@@ -1,17 +1,21 @@
 //! Metadata nodes that write and read a few hot keys and put down what they were answered.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use metashift::layout::{Authority, MetaStore, Mode, Mutation};
+use jiff::{SignedDuration, Timestamp};
+use metashift::environment::{Clock, Entropy, SystemEntropy};
+use metashift::layout::{Authority, MetaStore, Mode, Mutation, Tables};
 use metashift::{Error, ErrorKind, Result};
+use metashift_faults::{Fault, Proxy, Rule};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
+use super::Stage;
+use super::cast::{Kind, tables_at, tables_in};
 use super::checker::{Call, Operation, Value};
-use super::{Stage, tables_through};
 
 /// The keys that nodes fight over, in several families and buckets.
 pub(super) const KEYS: [&str; 8] = [
@@ -45,6 +49,7 @@ pub(super) struct Node {
     name: String,
     store: MetaStore,
     random: SmallRng,
+    seed: u64,
     /// What it last saw of each key.
     seen: HashMap<usize, Value>,
     written: u32,
@@ -63,7 +68,7 @@ impl Node {
         seed: u64,
         initial: &[Value],
     ) -> Self {
-        let store = open_store(stage, mode).await;
+        let store = open_store(stage, mode, seed).await;
         Self::over(stage, name, store, seed, initial)
     }
 
@@ -79,6 +84,7 @@ impl Node {
             name: name.to_owned(),
             store,
             random: SmallRng::seed_from_u64(seed),
+            seed,
             seen: initial.iter().cloned().enumerate().collect(),
             written: 0,
         }
@@ -97,7 +103,7 @@ impl Node {
         for _ in 0..before {
             self.act().await;
         }
-        self.store = open_store(&self.stage, Mode::Dual).await;
+        self.store = open_store(&self.stage, Mode::Dual, self.seed).await;
         self.name = format!("{}-again", self.name);
         self.work(after).await;
     }
@@ -132,7 +138,7 @@ impl Node {
     }
 
     async fn act(&mut self) {
-        let key = self.random.random_range(0..KEYS.len());
+        let key = self.random.random_range(0..self.stage.cast.hot);
         if self.random.random_range(0..10_u32) < 3 {
             self.read(key).await;
         } else {
@@ -155,7 +161,7 @@ impl Node {
     async fn write(&mut self, key: usize) {
         let expected = self.seen.get(&key).cloned().flatten();
         self.written += 1;
-        let delete = expected.is_some() && self.random.random_range(0..10_u32) < 3;
+        let delete = expected.is_some() && self.random.random_range(0..10_u32) < self.stage.cast.deletes;
         let new = (!delete).then(|| format!("{}-{}", self.name, self.written));
         let begin = self.tick();
         let bytes = |value: &Value| value.as_ref().map(|value| value.as_bytes().to_vec());
@@ -186,7 +192,7 @@ impl Node {
             | ErrorKind::Throttled
             | ErrorKind::Unavailable
             | ErrorKind::AlreadyFinalized => true,
-            ErrorKind::Divergence => !self.stage.always_dual,
+            ErrorKind::Divergence => !self.stage.cast.always_dual,
             _ => false,
         };
         if !lives_with {
@@ -196,8 +202,12 @@ impl Node {
 }
 
 /// Opens a store through the weather.
-async fn open_store(stage: &Stage, mode: Mode) -> MetaStore {
-    let tables = tables_through(&stage.proxy).patient(Duration::from_millis(300));
+async fn open_store(stage: &Stage, mode: Mode, seed: u64) -> MetaStore {
+    let tables = match stage.cast.kind {
+        Kind::Frozen => Frozen::tables(stage, seed).await,
+        _ => tables_at(&stage.proxy, stage.cast.clock(seed)),
+    };
+    let tables = tables.patient(Duration::from_millis(300));
     loop {
         let opened: Result<_> = MetaStore::open(tables.metered(), mode).await;
         match opened {
@@ -208,5 +218,61 @@ async fn open_store(stage: &Stage, mode: Mode) -> MetaStore {
             }
             Err(_) => {}
         }
+    }
+}
+
+/// A process that now and then stands still for 12 minutes: its clock goes on, and the server forgets its tokens. Time that
+/// a history owns: no test waits for it. Most of what a node draws are its tokens and the lengths of its pauses.
+struct Frozen {
+    random: Mutex<SmallRng>,
+    clock: Arc<Going>,
+    proxy: Proxy,
+    times: AtomicU32,
+}
+
+impl Frozen {
+    async fn tables(stage: &Stage, seed: u64) -> Tables {
+        let clock = Arc::new(Going { clock: stage.cast.clock(seed), ahead: AtomicI64::new(0) });
+        let proxy = Proxy::start(&stage.proxy.endpoint(), 0).await.unwrap();
+        // One token from now on is always forwarded as one token.
+        proxy.add(forgotten(0));
+        let endpoint = proxy.endpoint();
+        let random = Mutex::new(SmallRng::seed_from_u64(seed ^ 0xf0));
+        let entropy = Self { random, clock: Arc::clone(&clock), proxy, times: AtomicU32::new(0) };
+        tables_in(&endpoint, clock, Arc::new(entropy))
+    }
+}
+
+fn forgotten(times: u32) -> Rule {
+    Rule::new("forgotten", Fault::Forgotten { times }).on("TransactWriteItems")
+}
+
+impl std::fmt::Debug for Frozen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Frozen").finish_non_exhaustive()
+    }
+}
+
+impl Entropy for Frozen {
+    fn next(&self) -> u128 {
+        let mut random = self.random.lock().unwrap();
+        if random.random_range(0..8_u32) == 0 {
+            self.clock.ahead.fetch_add(12 * 60, Ordering::SeqCst);
+            self.proxy.add(forgotten(self.times.fetch_add(1, Ordering::SeqCst) + 1));
+        }
+        SystemEntropy.next()
+    }
+}
+
+/// A clock that a history moves.
+#[derive(Debug)]
+struct Going {
+    clock: Arc<dyn Clock>,
+    ahead: AtomicI64,
+}
+
+impl Clock for Going {
+    fn now(&self) -> Timestamp {
+        self.clock.now() + SignedDuration::from_secs(self.ahead.load(Ordering::SeqCst))
     }
 }

@@ -10,8 +10,9 @@ use super::{
 /// The items of one scan of v1 behind a position.
 fn scan(protocol: &Protocol, tables: &Tables, item: Item, from: usize) -> Page {
     let segment = segment_number(item);
+    let segments = tables.get(item).map_or(1, |value| value.segment().total);
     let mut items: Vec<_> = (from..protocol.keys.len())
-        .filter(|key| protocol.segment_of(*key) == segment)
+        .filter(|key| Protocol::segment_of(*key, segments) == segment)
         .filter_map(|key| protocol.copies(tables, key).0.map(|value| (key, value)))
         .collect();
     let end = items.len() < protocol.scope.page;
@@ -33,6 +34,9 @@ pub(super) fn backfill(
         return;
     }
     let generation: u64 = item.key().rsplit('/').nth(1).unwrap().parse().unwrap();
+    if generation >= state.history.opened {
+        return;
+    }
     if segment.state == SegmentState::Done {
         recheck(protocol, state, item, value, generation, decided);
         return;

@@ -16,7 +16,8 @@ pub(super) fn repair_records(run: &str, segments: u32) -> impl Iterator<Item = (
 /// As `repair::Repair`: one differing key at a time, on exactly what both copies held at one moment.
 pub(super) fn repairs(protocol: &Protocol, state: &State, decided: &mut Vec<Intent>) {
     for run in 0..state.history.repairs {
-        for (side, segment, item) in repair_records(&format!("r{run}"), protocol.scope.segments) {
+        let most = protocol.scope.segments.max(protocol.scope.then_segments);
+        for (side, segment, item) in repair_records(&format!("r{run}"), most) {
             let Some(value) = state.tables.get(item) else { continue };
             if value.segment().state != SegmentState::Open {
                 continue;
@@ -25,7 +26,7 @@ pub(super) fn repairs(protocol: &Protocol, state: &State, decided: &mut Vec<Inte
             let there = (from..protocol.keys.len()).find(|key| {
                 let (v1, v2) = protocol.copies(&state.tables, *key);
                 let own = if side == Side::V1 { v1 } else { v2 };
-                protocol.segment_of(*key) == segment && own.is_some()
+                Protocol::segment_of(*key, value.segment().total) == segment && own.is_some()
             });
             let Some(key) = there else {
                 decided.extend(done(Who::Repair, item, value));

@@ -1,9 +1,9 @@
 //! What a verification decides.
 
 use super::{
-    Action, Condition, Intent, Mismatch, MismatchKind, PlanState, Protocol, Question, Record, Role, Segment,
-    SegmentState, Side, State, Who, Write, answer, done, encode, movable, moved_on, one, plan, position,
-    record, records, segment_number, verify_records,
+    Action, Condition, Flaw, Intent, Mismatch, MismatchKind, PlanState, Protocol, Question, Record, Role,
+    SegmentState, Side, State, Who, Write, answer, cutover_of, done, encode, fresh, movable, moved_on, one,
+    position, record, records, segment_number, verify_records,
 };
 
 /// As `verify::Compare` under the barrier: by counting into a digest, or exactly, by a read of the other table.
@@ -14,14 +14,17 @@ pub(super) fn verifiers(protocol: &Protocol, state: &State, decided: &mut Vec<In
         return;
     }
     let cutover = stored.plan().cutover.as_ref().unwrap();
-    if plan::cutover_of(stored.plan(), &cutover.epoch).is_err() {
+    if cutover_of(stored.plan(), &cutover.epoch).is_err() {
         return;
     }
-    for (bit, item) in verify_records(&cutover.epoch, protocol.scope.segments) {
+    // As `verify::check_segments`: as many as the plan has; not what a run remembers.
+    let plan = stored.plan();
+    let segments = if protocol.has(Flaw::OldPlan) { protocol.scope.segments } else { plan.segments };
+    for (bit, item) in verify_records(&cutover.epoch, segments) {
         let side = if bit.trailing_zeros() % 2 == 0 { Side::V1 } else { Side::V2 };
         let Some(value) = tables.get(item) else {
-            decided.extend(answer(Question::Under(item, stored), || {
-                let open = encode(&Segment::default()).unwrap();
+            decided.extend(answer(Question::Under(item, stored, segments), || {
+                let open = encode(&fresh(segments, plan.generation)).unwrap();
                 let held = Condition::Equals(stored.bytes().to_vec());
                 let actions = vec![
                     Action::record(item.key(), None, Write::Put(open)),
@@ -38,7 +41,7 @@ pub(super) fn verifiers(protocol: &Protocol, state: &State, decided: &mut Vec<In
         let there = (from..protocol.keys.len()).find(|key| {
             let (v1, v2) = protocol.copies(tables, *key);
             let own = if side == Side::V1 { v1 } else { v2 };
-            protocol.segment_of(*key) == segment_number(item) && own.is_some()
+            Protocol::segment_of(*key, value.segment().total) == segment_number(item) && own.is_some()
         });
         let Some(key) = there else {
             decided.extend(done(Who::Verifier, item, value));
