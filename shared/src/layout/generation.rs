@@ -222,7 +222,13 @@ pub async fn open_plan(tables: &Tables, wish: PlanWish) -> Result<Stored<Plan>> 
         }
         match plan.state {
             State::Opening => {
-                create_records(tables, &Walk::Backfill { generation: plan.generation }, plan).await?;
+                create_records(
+                    tables,
+                    &Walk::Backfill { generation: plan.generation },
+                    plan,
+                    SegmentState::Open,
+                )
+                .await?;
                 move_plan(tables, Some(&stored.bytes), &plan::opened(plan)?, Beside::Nothing).await?;
                 crash::reach("plan-open").await;
                 advanced = true;
@@ -436,8 +442,8 @@ async fn move_plan(tables: &Tables, read: Option<&[u8]>, next: &Plan, beside: Be
     })
 }
 
-/// Creates each segment record of a walk that is not there, as open.
-async fn create_records(tables: &Tables, walk: &Walk, plan: &Plan) -> Result<()> {
+/// Creates each segment record of a walk that is not there, in this state.
+async fn create_records(tables: &Tables, walk: &Walk, plan: &Plan, state: SegmentState) -> Result<()> {
     let keys: Vec<_> = (0..plan.segments).map(|segment| walk.key(segment)).collect();
     loop {
         let there: HashMap<String, Stored<Segment>> = tables.load_many(&keys).await?;
@@ -445,9 +451,10 @@ async fn create_records(tables: &Tables, walk: &Walk, plan: &Plan) -> Result<()>
         if missing.is_empty() {
             return Ok(());
         }
-        let open = records::encode(&Segment::of_walk(plan.segments, Some(plan.generation)))?;
+        let first = Segment { state, ..Segment::of_walk(plan.segments, Some(plan.generation)) };
+        let first = records::encode(&first)?;
         for keys in missing.chunks(CREATED_AT_ONCE) {
-            let actions = keys.iter().map(|key| Action::record(key, None, Write::Put(open.clone())));
+            let actions = keys.iter().map(|key| Action::record(key, None, Write::Put(first.clone())));
             let transaction = Transaction { actions: actions.collect() };
             // Refused: somebody else created one of them; the next look says which are still missing.
             let _created = tables.transact(&transaction, &tables.environment().id()).await?;
@@ -458,7 +465,8 @@ async fn create_records(tables: &Tables, walk: &Walk, plan: &Plan) -> Result<()>
 
 /// Puts each segment record of a walk as closed, on its exact value.
 async fn close_records(tables: &Tables, walk: &Walk, plan: &Plan) -> Result<()> {
-    create_records(tables, walk, plan).await?;
+    // One that was never made is made closed: no worker may begin on it in between.
+    create_records(tables, walk, plan, SegmentState::Closed).await?;
     for segment in 0..plan.segments {
         let key = walk.key(segment);
         let mut attempts = 0;
@@ -496,7 +504,7 @@ pub async fn begin_repair(tables: &Tables, run: &str) -> Result<(String, u32)> {
             let run = stored.record.repair_run.clone().unwrap_or_default();
             for side in [Side::V1, Side::V2] {
                 let walk = Walk::Repair { run: run.clone(), side };
-                create_records(tables, &walk, &stored.record).await?;
+                create_records(tables, &walk, &stored.record, SegmentState::Open).await?;
             }
             return Ok((run, stored.record.segments));
         }

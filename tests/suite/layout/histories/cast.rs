@@ -21,7 +21,7 @@ pub(crate) enum Kind {
     /// Operators with other numbers of segments who start generations, and a node rolled back to v1 that writes until
     /// the barrier.
     Operators,
-    /// A migrator and a node of the field beside ours.
+    /// Another migrator on the same table.
     Foreign,
     /// Few keys, answers that are lost, copies that arrive late, and nodes that stand still longer than a token is good.
     Frozen,

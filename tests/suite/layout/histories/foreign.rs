@@ -1,5 +1,4 @@
-//! A migrator and a node of the field, as the published protocol describes them: a cursor of the migrator's own, the old
-//! barrier, one item a transaction; the node reads the marker when it starts and never again.
+//! Another migrator, as the published protocol describes it: a cursor of its own, the old barrier, one item a transaction.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
