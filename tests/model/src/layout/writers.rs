@@ -128,19 +128,12 @@ impl Writes {
         let early = protocol.has(Flaw::V2OnlyTooEarly);
         let writers = self.all.iter().map(|(intent, _)| *intent).filter(move |intent| match intent.who {
             Who::Mirror => published,
-            Who::V2Only => (published && self.may_write_alone(protocol, state)) || early,
+            Who::V2Only => (published && may_write_alone(protocol, state)) || early,
             Who::Field => !state.history.field_gone,
             _ => true,
         });
         let hand = !published && !state.history.by_hand;
         writers.chain(self.hand.iter().copied().filter(move |_| hand))
-    }
-
-    /// As a v2-only node opens: no plan of ours is short of final.
-    fn may_write_alone(&self, protocol: &Protocol, state: &State) -> bool {
-        let plan = state.tables.get(protocol.plan);
-        plan.is_none_or(|plan| plan.plan().state == PlanState::Final)
-            || protocol.has(Flaw::V2OnlyBeforeTakeover)
     }
 
     /// What nodes send that take v1 for the authority and know the barrier.
@@ -156,4 +149,10 @@ impl Writes {
         }
         self.all.iter().find(|(one, _)| *one == intent).map(|(_, change)| *change)
     }
+}
+
+/// As a v2-only node opens: no plan of ours is short of final.
+fn may_write_alone(protocol: &Protocol, state: &State) -> bool {
+    let plan = state.tables.get(protocol.plan);
+    plan.is_none_or(|plan| plan.plan().state == PlanState::Final) || protocol.has(Flaw::V2OnlyBeforeTakeover)
 }
