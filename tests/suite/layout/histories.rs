@@ -375,7 +375,7 @@ fn verdict(stage: &Stage, initial: &[checker::Value]) -> Result<(), String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_seeded_history_is_that_of_one_register_for_each_key() {
     let first = number("METASHIFT_SEED", 1);
-    let count = number("METASHIFT_HISTORIES", 30);
+    let count = number("METASHIFT_HISTORIES", 20);
     futures::stream::iter(first..first + count)
         .for_each_concurrent(3, async |seed| {
             println!("METASHIFT_SEED={seed} {:?}", Kind::of(seed));
