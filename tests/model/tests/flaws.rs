@@ -106,8 +106,8 @@ fn a_publish_that_compares_totals_alone_publishes_a_stale_copy() {
 }
 
 #[test]
-fn an_epoch_that_is_used_again_publishes_with_old_verify_records() {
-    caught(all(), Flaw::EpochReused, &[MARKER]);
+fn an_epoch_that_is_used_again_begins_a_cutover_that_ended() {
+    caught(all(), Flaw::EpochReused, &[EPOCHS]);
 }
 
 #[test]
